@@ -1,0 +1,66 @@
+# make reproduce [DATA=rows.tsv.gz] [SCALE=laptop|full]   environment + data + runs + table + figure
+# make test                                               environment + tests
+# make check                                              environment + lint, format and type checks
+# make lock                                               pin requirements/*.txt anew from pyproject.toml
+# ACCEL=cpu (default) or ACCEL=cuda chooses the pinned list.
+
+PYTHON ?= python3
+ACCEL ?= cpu
+SCALE ?= laptop
+DATA ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed-$(ACCEL)
+
+ifeq ($(DATA),)
+DATA_OPTIONS := data=synthetic
+else
+DATA_OPTIONS := data=criteo_kaggle 'data.path="$(DATA)"'
+endif
+SEEDS_laptop := 0
+SEEDS_full := 0,1,2,3,4
+
+.PHONY: environment reproduce figures test check lock clean
+
+environment: $(INSTALLED)
+
+$(INSTALLED): requirements/$(ACCEL).txt requirements/cuda_runtime.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit(f"Python 3.11 to 3.13 is needed (Hydra 1.3 does not start on 3.14), found {v[0]}.{v[1]}; set PYTHON=")'
+	@# The CPU and CUDA builds of FBGEMM own the same files: a list is never installed over the other one.
+	@if [ -x $(PY) ] && ! ls $(VENV)/.installed-* 2>/dev/null | grep -qv -- '-$(ACCEL)$$'; then :; else $(PYTHON) -m venv --clear $(VENV); fi
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/$(ACCEL).txt
+	@# A package index may serve torch's CUDA build where no CPU build is at hand; it does not import without these.
+	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cuda_runtime.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PY) -m sparse2d.environment
+	@touch $@
+
+reproduce: environment
+	@case "$(SCALE)" in laptop|full) ;; *) echo "SCALE=$(SCALE): choose laptop or full" >&2; exit 1;; esac
+	$(PY) -m sparse2d.preprocess $(DATA_OPTIONS)
+	$(PY) -m sparse2d.train -m experiment=ne_parity $(DATA_OPTIONS) seed=$(SEEDS_$(SCALE))
+	$(PY) -m sparse2d.report
+	$(PY) paper_figures/ne_parity.py
+
+figures: environment
+	$(PY) paper_figures/ne_parity.py
+
+test: environment
+	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m slow
+
+check: environment
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+# torch asks for CUDA's libraries on Linux whatever the build; the CPU list overrides them away.
+UV_COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate pyproject.toml
+lock: environment
+	$(UV_COMPILE) --extra cuda --extra dev --output-file requirements/cuda.txt
+	$(UV_COMPILE) --extra cpu --extra dev --override requirements/cpu_overrides.txt | grep -v "== 'never'" > requirements/cpu.txt
+	grep -vxFf requirements/cpu.txt requirements/cuda.txt | grep -v '^fbgemm-gpu==' > requirements/cuda_runtime.txt
+
+clean:
+	rm -rf results/runs results/data results/sweeps

@@ -1,0 +1,51 @@
+"""NE gap to full model parallelism against the number of groups M, with c = 1 and with c = M."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from style import SERIES, TABLES, save, use_style
+
+OPTIMIZERS = {
+    "rowwise_adagrad": "2D, row-wise AdaGrad (c = 1)",
+    "momentum_scaled_rowwise_adagrad": "2D, momentum-scaled (c = M)",
+}
+
+
+def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    """One comparison: the same data, batch size and learning rate in every run."""
+    axes.axhline(0, color="0.4", linewidth=1, label="full model parallelism")
+    for (optimizer, label), style in zip(OPTIMIZERS.items(), SERIES, strict=False):
+        series = rows[(rows["parallelism"] == "sparse_2d") & (rows["optimizer"] == optimizer)].sort_values("num_groups")
+        spread = series["ne_gap_pct_std"].fillna(0)
+        axes.errorbar(series["num_groups"], series["ne_gap_pct"], yerr=spread, label=label, capsize=3, **style)
+    first = rows.iloc[0]
+    seeds = int(rows["n_seeds"].max())
+    axes.set_title(
+        f"{first['data']}: B {first['global_batch_size']:.0f}, lr {first['table_lr']:g}, "
+        f"{first['num_ranks']:.0f} ranks, {seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
+        fontsize=9,
+    )
+    groups = sorted(rows.loc[rows["parallelism"] == "sparse_2d", "num_groups"].unique())
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(groups))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("number of groups M (replicas of each shard)")
+
+
+def main() -> None:
+    """Draw ``results/tables/ne_parity.csv``, one panel for each comparison in it."""
+    use_style()
+    table = pd.read_csv(TABLES / "ne_parity.csv")
+    panels = [rows for _, rows in table.groupby(["data", "settings"])]
+    figure, grid = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.2), squeeze=False, sharey=True)
+    for axes, rows in zip(grid[0], panels, strict=True):
+        draw(axes, rows)
+    grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\nlower is better")
+    grid[0][0].legend(loc="upper left")
+    save(figure, "ne_parity")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Hydra plugin: sweeps over a union of grids."""

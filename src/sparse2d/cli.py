@@ -1,0 +1,120 @@
+"""What all entry points share: compose the config with Hydra, run the task, end with one line when it goes wrong."""
+
+import dataclasses
+import difflib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, get_type_hints
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from sparse2d.config import conf_dir, register_schemas
+from sparse2d.errors import UserError
+from sparse2d.launch import RanksFailedError
+
+log = logging.getLogger(__name__)
+C = TypeVar("C")
+
+
+def run_entry_point(name: str, schema: type[C], task: Callable[[C], None]) -> None:
+    """Compose ``conf/<name>.yaml`` with the command line, run ``task`` on the typed config, and exit.
+
+    Exit code 0 on success, 1 on a failure that is told in one line, 130 on Ctrl-C; a traceback means a bug.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("sparse2d").setLevel(logging.INFO)
+    # Hydra would print its own, longer story and exit.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    register_schemas()
+    failures: list[Exception] = []
+
+    def job(config: DictConfig) -> None:
+        try:
+            refuse_unknown(config, schema)
+            task(OmegaConf.to_object(config))  # type: ignore[arg-type]  # an instance of schema
+        except Exception as error:
+            # The sweeper tells a failing job of a multirun; of a single run Hydra would print its overrides first.
+            if HydraConfig.get().mode is RunMode.MULTIRUN:
+                raise
+            failures.append(error)
+
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
+        if failures:
+            raise failures[0]
+    except (UserError, RanksFailedError, HydraException, OmegaConfBaseException) as error:
+        print(f"sparse2d.{name}: error: {explain(error, schema)}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print(f"sparse2d.{name}: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def refuse_unknown(config: DictConfig, schema: type[Any]) -> None:
+    """Refuse keys that ``+key=value`` added, which Hydra lets pass even where the schema does not declare them."""
+    declared = set(option_names(schema))
+    for name in _key_names(config):
+        if name not in declared:
+            raise UserError(_unknown(name, schema))
+
+
+def _key_names(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all keys of a config."""
+    for key in map(str, config):
+        yield f"{prefix}{key}"
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none():
+            yield from _key_names(node, f"{prefix}{key}.")
+
+
+def explain(error: Exception, schema: type[Any]) -> str:
+    """One line for the user; unknown keys come with the nearest known one."""
+    chain = list(_causes(error))
+    for cause in chain:
+        if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key:
+            return _unknown(str(cause.full_key), schema)
+    for cause in chain:
+        if isinstance(cause, MissingMandatoryValue):
+            return f"option {cause.full_key} needs a value: add {cause.full_key}=..."
+        if isinstance(cause, OverrideParseException):
+            return f"cannot read the override {cause.override!r}: expected key=value"
+        if isinstance(cause, MissingConfigException) and cause.missing_cfg_file:
+            options = ", ".join(cause.options or [])
+            return f"no config {cause.missing_cfg_file}" + (f"; choose from: {options}" if options else "")
+        if isinstance(cause, ConfigCompositionException) and "No match in the defaults list" in str(cause):
+            return _unknown(str(cause).split("'")[1], schema)
+        if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+            return f"{cause.full_key}: {str(cause.msg or cause).splitlines()[0]}"
+    return str(error).splitlines()[0]
+
+
+def _unknown(key: str, schema: type[Any]) -> str:
+    known = [*option_names(schema), *_groups()]
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+    return f"unknown option {key!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
+
+
+def option_names(schema: type[Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of all options that a schema declares."""
+    for name, kind in get_type_hints(schema).items():
+        yield prefix + name
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from option_names(kind, f"{prefix}{name}.")
+
+
+def _groups() -> list[str]:
+    return [path.name for path in conf_dir().iterdir() if path.is_dir()]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,368 @@
+"""Typed options of every entry point, and the checks that cross fields.
+
+Each option is declared once, here; the files under ``conf/`` only hold values. Keys that are not declared are refused.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from sparse2d.errors import UserError
+
+NUM_DENSE = 13
+NUM_SPARSE = 26
+
+
+class DataSource(Enum):
+    """Where the raw rows come from."""
+
+    synthetic = "synthetic"
+    raw = "raw"
+
+
+class ParallelismKind(Enum):
+    """How embedding tables are laid out over the ranks."""
+
+    data_parallel = "data_parallel"
+    full_mp = "full_mp"
+    sparse_2d = "sparse_2d"
+
+
+class Replicas(Enum):
+    """Rank layout of 2D: where the M replicas of one shard sit."""
+
+    intra_host = "intra_host"
+    inter_host = "inter_host"
+
+
+class ShardingKind(Enum):
+    """Sharding types the planner may choose from (values are TorchRec's names)."""
+
+    table_wise = "table_wise"
+    row_wise = "row_wise"
+    column_wise = "column_wise"
+
+
+class SyncMoments(Enum):
+    """Whether optimizer moments are averaged over the replicas together with the weights."""
+
+    with_weights = "with_weights"
+    never = "never"
+
+
+class TableOptimizer(Enum):
+    """Optimizer of the embedding tables (fused into the lookup's backward)."""
+
+    sgd = "sgd"
+    rowwise_adagrad = "rowwise_adagrad"
+    momentum_scaled_rowwise_adagrad = "momentum_scaled_rowwise_adagrad"
+
+
+class DenseOptimizer(Enum):
+    """Optimizer of the data-parallel dense part."""
+
+    sgd = "sgd"
+    adagrad = "adagrad"
+    adam = "adam"
+
+
+class OutputBias(Enum):
+    """Initial bias of the last layer: zero, or the logit of the training base rate."""
+
+    base_rate = "base_rate"
+    zero = "zero"
+
+
+class Device(Enum):
+    """``auto`` takes CUDA where there is a GPU for every local rank, else the CPU."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class WandbMode(Enum):
+    """wandb's own modes."""
+
+    offline = "offline"
+    online = "online"
+    disabled = "disabled"
+
+
+@dataclass
+class SyntheticConfig:
+    """The planted teacher behind ``data=synthetic`` (see ``data/synthetic.py``)."""
+
+    rows: int = 240_000
+    seed: int = 0
+    base_rate: float = 0.25
+    zipf_exponent: float = 1.05
+    vocabulary_scale: float = 0.002
+    min_vocabulary: int = 3
+    latent_dim: int = 4
+    logit_std: float = 1.5
+    missing_rate: float = 0.1
+
+
+@dataclass
+class DataConfig:
+    """Raw rows, how they become arrays, and which of them are used."""
+
+    name: str = MISSING
+    source: DataSource = MISSING
+    # A raw Criteo file (plain or .gz), or a folder that `sparse2d.preprocess` wrote.
+    path: str | None = None
+    # Where prepared arrays are kept, one folder for each input and set of options.
+    out_dir: str = "${results_dir}/data"
+    # Of train_parts + eval_parts equal parts of the rows, in time order, the first train_parts train, the rest evaluate.
+    train_parts: int = 6
+    eval_parts: int = 1
+    # Use only the first so many rows of either part; null = all.
+    train_rows: int | None = None
+    eval_rows: int | None = None
+    # Rows of the 26 tables before floor and cap; ids are taken modulo the result.
+    table_rows: list[int] = MISSING
+    min_table_rows: int = 1
+    max_table_rows: int = 40_000_000
+    synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+
+    @property
+    def num_embeddings(self) -> list[int]:
+        """Rows of each of the 26 tables after floor and cap."""
+        return [min(max(rows, self.min_table_rows), self.max_table_rows) for rows in self.table_rows]
+
+
+@dataclass
+class ModelConfig:
+    """DLRM (arXiv 1906.00091) from TorchRec's modules."""
+
+    name: str = "dlrm"
+    embedding_dim: int = 16
+    dense_arch: list[int] = field(default_factory=lambda: [64, 16])
+    over_arch: list[int] = field(default_factory=lambda: [64, 32, 1])
+    output_bias: OutputBias = OutputBias.base_rate
+
+
+@dataclass
+class ParallelismConfig:
+    """T ranks = M groups of N (arXiv 2508.03854, section 3)."""
+
+    kind: ParallelismKind = MISSING
+    # M, replicas of each shard. Full model parallelism has one.
+    num_groups: int = 1
+    replicas: Replicas = Replicas.intra_host
+    # What the planner may choose from; one entry forces it (tables too small for it are then placed table-wise).
+    sharding: list[ShardingKind] = field(default_factory=lambda: list(ShardingKind))
+
+
+@dataclass
+class SyncConfig:
+    """When and what the replicas of a shard average."""
+
+    # K, steps between averagings (1 = every step; above, local SGD, arXiv 1805.09767).
+    interval: int = 1
+    moments: SyncMoments = SyncMoments.with_weights
+
+
+@dataclass
+class DenseOptimizerConfig:
+    """The dense part: plain data parallel over all T ranks."""
+
+    name: DenseOptimizer = DenseOptimizer.adam
+    lr: float = 1e-3
+    eps: float = 1e-8
+
+
+@dataclass
+class OptimizerConfig:
+    """The tables' optimizer; ``moment_scale`` is c in ``w -= lr * g / (sqrt(v / c) + eps)``."""
+
+    name: TableOptimizer = MISSING
+    lr: float = 0.02
+    eps: float = 1e-8
+    # "auto" = M, the number of groups; or a number.
+    moment_scale: str | int | float = 1.0
+    dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
+
+    def __post_init__(self) -> None:
+        """4 and 4.0 are one value, with one fingerprint."""
+        if isinstance(self.moment_scale, int):
+            self.moment_scale = float(self.moment_scale)
+
+
+@dataclass
+class LaunchConfig:
+    """Ranks this machine starts itself; under torchrun or srun the world is theirs and num_ranks must agree."""
+
+    num_ranks: int = 8
+    threads_per_rank: int = 1
+    device: Device = Device.auto
+
+
+@dataclass
+class TrackingConfig:
+    """wandb; everything it gets is also in metrics.jsonl and record.json."""
+
+    mode: WandbMode = WandbMode.offline
+    project: str = "sparse2d"
+    entity: str | None = None
+    group: str | None = None
+
+
+@dataclass
+class TrainConfig:
+    """``python -m sparse2d.train``."""
+
+    experiment: str = "adhoc"
+    seed: int = 0
+    # B, the same whatever T and M are, so that NE is comparable.
+    global_batch_size: int = 512
+    # Rows per rank and evaluation step.
+    eval_batch_size: int = 1024
+    # Stop after so many steps; null = one pass over the training rows.
+    max_steps: int | None = None
+    # Steps between logged points.
+    log_every: int = 20
+    results_dir: str = "results"
+    # Run again even if a finished run of the same fingerprint exists.
+    rerun: bool = False
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+@dataclass
+class PreprocessConfig:
+    """``python -m sparse2d.preprocess``."""
+
+    results_dir: str = "results"
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass
+class ReportConfig:
+    """``python -m sparse2d.report``."""
+
+    results_dir: str = "results"
+    # Tables to build; empty = every table that has runs.
+    tables: list[str] = field(default_factory=list)
+
+
+def check_train(config: TrainConfig) -> None:
+    """Refuse options that contradict each other, before any file is written or process started.
+
+    Raises:
+        UserError: one line with the numbers and the remedy.
+    """
+    _check_numbers(config)
+    _check_parallelism(config)
+    _check_model(config.model)
+    _check_optimizer(config)
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    at_least_one = {
+        "global_batch_size": config.global_batch_size,
+        "eval_batch_size": config.eval_batch_size,
+        "log_every": config.log_every,
+        "max_steps": config.max_steps,
+        "sync.interval": config.sync.interval,
+        "launch.num_ranks": config.launch.num_ranks,
+        "launch.threads_per_rank": config.launch.threads_per_rank,
+        "parallelism.num_groups": config.parallelism.num_groups,
+        "data.train_rows": config.data.train_rows,
+        "data.eval_rows": config.data.eval_rows,
+    }
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"seed={config.seed} must be in [0, 2**32)")
+
+
+def _check_parallelism(config: TrainConfig) -> None:
+    ranks, batch, layout = config.launch.num_ranks, config.global_batch_size, config.parallelism
+    if batch % ranks != 0:
+        raise UserError(
+            f"global_batch_size={batch} is not divisible by launch.num_ranks={ranks}; "
+            f"use {max(batch - batch % ranks, ranks)} or {batch - batch % ranks + ranks}"
+        )
+    if layout.kind is ParallelismKind.sparse_2d:
+        if ranks % layout.num_groups != 0:
+            divisors = [m for m in range(1, ranks + 1) if ranks % m == 0]
+            raise UserError(
+                f"launch.num_ranks={ranks} is not divisible by parallelism.num_groups={layout.num_groups}; "
+                f"choose M from {divisors}"
+            )
+    elif layout.num_groups != 1:
+        raise UserError(
+            f"parallelism.num_groups={layout.num_groups} needs parallelism=sparse_2d; {layout.kind.name} has one group"
+        )
+    if not layout.sharding:
+        raise UserError(f"parallelism.sharding is empty; name at least one of {[kind.name for kind in ShardingKind]}")
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.embedding_dim < 4 or model.embedding_dim % 4 != 0:
+        raise UserError(f"model.embedding_dim={model.embedding_dim} must be a positive multiple of 4 (FBGEMM)")
+    if not model.dense_arch or model.dense_arch[-1] != model.embedding_dim:
+        raise UserError(
+            f"model.dense_arch={model.dense_arch} must end with model.embedding_dim={model.embedding_dim}, "
+            "since DLRM takes dot products of both"
+        )
+    if not model.over_arch or model.over_arch[-1] != 1:
+        raise UserError(f"model.over_arch={model.over_arch} must end with 1, the logit")
+    if min(model.dense_arch + model.over_arch) < 1:
+        raise UserError(f"layer sizes must be at least 1: dense_arch={model.dense_arch}, over_arch={model.over_arch}")
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    optimizer = config.optimizer
+    for name, lr in {"optimizer.lr": optimizer.lr, "optimizer.dense.lr": optimizer.dense.lr}.items():
+        if not 0 <= lr < float("inf"):
+            raise UserError(f"{name}={lr} must be a finite number >= 0")
+    for name, eps in {"optimizer.eps": optimizer.eps, "optimizer.dense.eps": optimizer.dense.eps}.items():
+        if not 0 < eps < float("inf"):
+            raise UserError(f"{name}={eps} must be a finite number > 0")
+    scale = optimizer.moment_scale
+    if scale == "auto":
+        if optimizer.name is not TableOptimizer.momentum_scaled_rowwise_adagrad:
+            raise UserError(
+                "optimizer.moment_scale=auto needs optimizer=momentum_scaled_rowwise_adagrad, "
+                f"not {optimizer.name.name}"
+            )
+        return
+    if isinstance(scale, str) or not 0 < scale < float("inf"):
+        raise UserError(f"optimizer.moment_scale={scale} must be auto or a finite number > 0")
+    if scale != 1 and optimizer.name is not TableOptimizer.momentum_scaled_rowwise_adagrad:
+        raise UserError(
+            f"optimizer.moment_scale={scale} needs optimizer=momentum_scaled_rowwise_adagrad, not {optimizer.name.name}"
+        )
+
+
+def register_schemas() -> None:
+    """Make the typed declarations known to Hydra under the names that ``conf/*.yaml`` refer to."""
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    store.store(name="preprocess_schema", node=PreprocessConfig)
+    store.store(name="report_schema", node=ReportConfig)
+
+
+def conf_dir() -> Path:
+    """The ``conf/`` folder: at the top of the checkout, or inside an installed wheel.
+
+    Raises:
+        UserError: if there is none beside the package.
+    """
+    package = Path(__file__).parent
+    for candidate in (package / "conf", package.parents[1] / "conf"):
+        if (candidate / "train.yaml").is_file():
+            return candidate
+    raise UserError(f"no conf/ folder beside {package}; install sparse2d from its checkout: pip install -e .")

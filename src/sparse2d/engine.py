@@ -1,0 +1,92 @@
+"""Model, optimizers and averaging, laid out over the ranks and ready to step."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torchrec.datasets.utils import Batch
+from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from sparse2d.config import TrainConfig
+from sparse2d.data.dataset import Dataset
+from sparse2d.mesh import Mesh, RankInfo
+from sparse2d.models.dlrm import build_dlrm
+from sparse2d.optimizers.fused import build_optimizer, fused_params
+from sparse2d.parallel import shard_model
+from sparse2d.parallel.plans import PlanSummary, TableSharder, make_plan, summarise_plan, table_configs
+from sparse2d.parallel.sparse_2d import Sparse2D
+from sparse2d.parallel.tables import initialise_tables
+from sparse2d.sync.averaging import ReplicaAverager
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One rank's share of a training setup.
+
+    Attributes:
+        model: the sharded model with its loss.
+        optimizer: of the dense part; tables step inside the backward pass.
+        averager: of the replicas, under 2D.
+        plan: where the tables are.
+        table_shapes: (rows, dim) of every table, by name.
+        device: of this rank.
+    """
+
+    model: nn.Module
+    optimizer: CombinedOptimizer
+    averager: ReplicaAverager | None
+    plan: PlanSummary
+    table_shapes: dict[str, tuple[int, int]]
+    device: torch.device
+
+    def train_step(self, batch: Batch, step: int) -> Tensor:
+        """Forward, backward (with the tables' update), dense update, averaging; returns this rank's mean loss.
+
+        Args:
+            batch: this rank's rows.
+            step: 1-based, for the averaging schedule.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, _ = self.model(batch)
+        loss.backward()
+        self.optimizer.step()
+        if self.averager is not None:
+            self.averager.after_step(step)
+        return loss.detach()
+
+    @torch.no_grad()
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits [b] of this rank's rows; changes neither weights nor optimizer state."""
+        _, (_, logits, _) = self.model(batch)
+        return logits
+
+
+def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: torch.device) -> Engine:
+    """Build everything that ``config`` describes; a collective over all ranks."""
+    mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
+    module = build_dlrm(config.model, dataset.num_embeddings, dataset.base_rate, config.seed, device)
+    shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in table_configs(module)}
+    sharder = TableSharder(fused_params=fused_params(config.optimizer, mesh.num_groups))
+    plan = make_plan(
+        module,
+        sharder,
+        config.parallelism,
+        group_size=mesh.group_size,
+        local_group_size=mesh.local_group_size(rank.local_world_size),
+        rank_batch_size=config.global_batch_size // rank.world_size,
+        device=device,
+    )
+    # Before sharding: 2D turns the plan's ranks into global ones, in place.
+    summary = summarise_plan(plan, module, mesh.group_size)
+    model = shard_model(module, config.parallelism, mesh, plan, sharder, device)
+    initialise_tables(model, shapes, config.seed)
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    return Engine(
+        model=model,
+        optimizer=build_optimizer(config.optimizer, model.fused_optimizer, dense),
+        averager=ReplicaAverager(model, config.sync) if isinstance(model, Sparse2D) else None,
+        plan=summary,
+        table_shapes=shapes,
+        device=device,
+    )

@@ -1,0 +1,229 @@
+"""What each rank does: build, train one pass, evaluate, and hand the measured parts of the record to the launcher."""
+
+import logging
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy.special import logit
+
+from sparse2d.config import Device, TrainConfig
+from sparse2d.data.batch import to_torchrec
+from sparse2d.data.dataset import Dataset, dropped_rows, eval_batches, num_train_steps, open_dataset, train_batches
+from sparse2d.engine import Engine, build_engine
+from sparse2d.errors import UserError
+from sparse2d.mesh import RankInfo, process_group, rank_from_env
+from sparse2d.metrics import Metrics, evaluate_logits, normalized_entropy
+from sparse2d.records import peak_rss_bytes, plain
+from sparse2d.runlog import RunLog, configure_rank_logging
+from sparse2d.timing import StepTimer
+
+log = logging.getLogger(__name__)
+
+WARMUP_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the launcher gives to every rank."""
+
+    config: TrainConfig
+    dataset: Path
+    run_dir: Path
+    fingerprint: str
+
+
+def run_rank(job: Job) -> dict[str, Any]:
+    """Run a job on this rank; every rank returns, rank 0's result is complete.
+
+    Raises:
+        UserError: for an id out of range, a loss that is not finite, or a device that is not there.
+    """
+    config = job.config
+    rank = rank_from_env()
+    assert rank is not None
+    configure_rank_logging(job.run_dir, rank.is_first)
+    torch.set_num_threads(config.launch.threads_per_rank)
+    device = choose_device(config.launch.device, rank)
+    dataset = open_dataset(job.dataset, config.data.train_rows, config.data.eval_rows)
+    with process_group(device), RunLog(config, job.run_dir, job.fingerprint, rank.is_first) as run_log:
+        engine = build_engine(config, dataset, rank, device)
+        train_results = train(engine, config, dataset, rank, run_log)
+        metrics, baseline = evaluate(engine, config, dataset, rank)
+        results = {
+            "data": {
+                "name": dataset.name,
+                "digest": dataset.digest,
+                "train_rows": train_results["rows"],
+                "eval_rows": len(dataset.eval),
+                "base_rate": dataset.base_rate,
+            },
+            "eval": asdict(metrics),
+            "eval_constant": asdict(baseline),
+            "train": train_results,
+            "plan": asdict(engine.plan) | {"imbalance": engine.plan.imbalance},
+            "comms": _comms(engine),
+            "memory": {"peak_rss_bytes": int(_over_ranks(peak_rss_bytes(), dist.ReduceOp.MAX))} | _cuda_memory(device),
+        }
+        run_log.log({"step": train_results["steps"]} | {f"eval/{key}": value for key, value in asdict(metrics).items()})
+        run_log.summarise({"ne": metrics.ne, "auc": metrics.auc, "qps": train_results["qps"]})
+    return {key: plain(value) for key, value in results.items()}
+
+
+def choose_device(wanted: Device, rank: RankInfo) -> torch.device:
+    """This rank's device.
+
+    Raises:
+        UserError: if CUDA is asked for and there are fewer GPUs than local ranks.
+    """
+    enough = torch.cuda.is_available() and torch.cuda.device_count() >= rank.local_world_size
+    if wanted is Device.cuda and not enough:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise UserError(
+            f"launch.device=cuda needs a GPU for each of the {rank.local_world_size} ranks of a host; found {gpus}"
+        )
+    if wanted is Device.cpu or not enough:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def train(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo, run_log: RunLog) -> dict[str, Any]:
+    """One pass over the training rows in time order; returns the record's ``train`` part."""
+    batch_size, total = config.global_batch_size, num_train_steps(dataset, config.global_batch_size)
+    steps = min(total, config.max_steps or total)
+    if dropped := dropped_rows(dataset, batch_size):
+        log.info("the last %d training rows fill no batch of %d and are dropped", dropped, batch_size)
+    timer = StepTimer(min(WARMUP_STEPS, steps // 2), synchronise=dist.barrier)
+    window = Window(rank)
+    batches = train_batches(dataset, batch_size, rank.rank, rank.world_size, max_steps=steps)
+    engine.model.train()
+    run_log.start_training(steps)
+    for step in range(1, steps + 1):
+        with timer.step(batch_size):
+            batch = next(batches)
+            loss = engine.train_step(to_torchrec(batch, engine.device), step)
+        window.add(step, loss, float(batch.labels.sum()), len(batch.labels))
+        run_log.advance()
+        if step % config.log_every == 0 or step == steps:
+            point = window.reduce() | {"qps": timer.qps}
+            run_log.log({"step": step, "rows": step * batch_size} | point)
+    percentiles = {
+        name: None if value is None else _over_ranks(value, dist.ReduceOp.MAX)
+        for name, value in timer.percentiles_ms().items()
+    }
+    return {
+        "rows": steps * batch_size,
+        "steps": steps,
+        "dropped_rows": len(dataset.train) - steps * batch_size,
+        "qps": None if timer.qps is None else _over_ranks(timer.qps, dist.ReduceOp.MIN),
+        "step_ms": percentiles,
+        "loss_last": point["loss"],
+        "warmup_steps": min(WARMUP_STEPS, steps // 2),
+        "threads_per_rank": config.launch.threads_per_rank,
+        "device": engine.device.type,
+    }
+
+
+class Window:
+    """Loss and NE over the rows since the last logged point, each row scored before the model trained on it."""
+
+    def __init__(self, rank: RankInfo) -> None:
+        self._rank = rank
+        self._clear()
+
+    def _clear(self) -> None:
+        self._first_step: int | None = None
+        self._losses: list[torch.Tensor] = []
+        self._positives = 0.0
+        self._rows = 0
+
+    def add(self, step: int, loss: torch.Tensor, positives: float, rows: int) -> None:
+        """Take this rank's mean loss over ``rows`` rows; it stays on the device until ``reduce``."""
+        self._first_step = step if self._first_step is None else self._first_step
+        self._losses.append(loss)
+        self._positives += positives
+        self._rows += rows
+
+    def reduce(self) -> dict[str, float | None]:
+        """Pool over the ranks and start anew.
+
+        Raises:
+            UserError: on every rank, if a loss was not finite, with the first such step and rank.
+        """
+        losses = torch.stack(self._losses).double().cpu()
+        self._refuse_non_finite(losses)
+        # Every step has the same number of rows, so the mean over steps is the mean over rows.
+        sums = torch.tensor([losses.mean().item() * self._rows, self._positives, float(self._rows)]).double()
+        dist.all_reduce(sums)
+        loss_sum, positives, rows = sums.tolist()
+        loss = loss_sum / rows
+        self._clear()
+        return {"loss": loss, "ne": normalized_entropy(loss, positives / rows)}
+
+    def _refuse_non_finite(self, losses: torch.Tensor) -> None:
+        assert self._first_step is not None
+        bad = (~losses.isfinite()).nonzero()
+        world = self._rank.world_size
+        # Steps and ranks in one number, so that the smallest one names the first.
+        code = (self._first_step + int(bad[0])) * world + self._rank.rank if len(bad) else math.inf
+        first = _over_ranks(code, dist.ReduceOp.MIN)
+        if math.isfinite(first):
+            step, rank = divmod(int(first), world)
+            raise UserError(f"the loss is not finite at step {step} on rank {rank}; lower optimizer.lr")
+
+
+def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo) -> tuple[Metrics, Metrics]:
+    """Score the evaluation rows once; returns the model's metrics and those of a constant at their base rate.
+
+    Complete on rank 0; other ranks get metrics over no rows.
+    """
+    engine.model.eval()
+    logits, labels = [], []
+    for batch in eval_batches(dataset, config.eval_batch_size, rank.rank, rank.world_size):
+        predicted = engine.predict(to_torchrec(batch, engine.device))
+        logits.append(predicted[: batch.num_rows].float().cpu().numpy())
+        labels.append(batch.labels[: batch.num_rows])
+    engine.model.train()
+    own = np.stack([np.concatenate(logits), np.concatenate(labels)])
+    pooled: list[Any] | None = [None] * rank.world_size if rank.is_first else None
+    dist.gather_object(own, pooled)
+    all_logits, all_labels = np.concatenate(pooled, axis=1) if pooled else np.empty((2, 0))
+    metrics = evaluate_logits(all_logits, all_labels)
+    constant = np.full(len(all_labels), logit(all_labels.mean()) if len(all_labels) else 0.0)
+    if metrics.ne is not None and metrics.ne >= 1:
+        log.warning("NE %.4f is no better than a constant predictor", metrics.ne)
+    if metrics.auc is not None and abs(metrics.auc - 0.5) < 0.01:
+        log.warning("AUC %.4f: the model tells clicks from non-clicks no better than chance", metrics.auc)
+    return metrics, evaluate_logits(np.clip(constant, -1e3, 1e3), all_labels)
+
+
+def _comms(engine: Engine) -> dict[str, Any]:
+    """Averaging's cost; bytes on the wire are null until they are measured there."""
+    averager = engine.averager
+    durations = averager.durations_s if averager is not None else []
+    return {
+        "lookup_bytes_per_step": None,
+        "sync_bytes_per_sync": None,
+        "sync_payload_bytes": averager.payload_bytes if averager is not None else 0,
+        "sync_ms_p50": float(np.median(durations)) * 1e3 if durations else None,
+        "dense_bytes_per_step": None,
+    }
+
+
+def _cuda_memory(device: torch.device) -> dict[str, int]:
+    if device.type != "cuda":
+        return {}
+    return {"peak_cuda_bytes": int(_over_ranks(torch.cuda.max_memory_allocated(device), dist.ReduceOp.MAX))}
+
+
+def _over_ranks(value: float, op: Any) -> float:
+    """Reduce one number over all ranks."""
+    tensor = torch.tensor(float(value), dtype=torch.float64)
+    dist.all_reduce(tensor, op=op)
+    return float(tensor.item())

@@ -1,0 +1,111 @@
+"""Ranks and groups: the one module that reads RANK/WORLD_SIZE and creates process groups.
+
+T ranks = M groups (replicas of every table shard) x N ranks (arXiv 2508.03854, section 3).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from sparse2d.config import Replicas
+from sparse2d.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """This process among all ranks, as torchrun, srun through torchrun, or our own launcher set it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0 logs, records and tracks."""
+        return self.rank == 0
+
+
+def rank_from_env() -> RankInfo | None:
+    """The rank that the launcher's environment variables describe; None when started plainly."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    return RankInfo(
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])),
+    )
+
+
+@contextmanager
+def process_group(device: "torch.device") -> Iterator[RankInfo]:
+    """Join the world for the duration of the block: gloo on CPU, NCCL (with gloo for host tensors) on CUDA."""
+    # Not at the top: entry points that only ask for their rank start without torch.
+    import torch.distributed as dist
+
+    info = rank_from_env()
+    if info is None:
+        raise RuntimeError("process_group needs RANK and WORLD_SIZE; start ranks with sparse2d.launch or torchrun")
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, device_id=None if device.type == "cpu" else device)
+    try:
+        yield info
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """T = M x N and which global rank sits where.
+
+    Raises:
+        UserError: if the number of groups does not divide the world size.
+    """
+
+    world_size: int
+    num_groups: int
+    replicas: Replicas = Replicas.intra_host
+
+    def __post_init__(self) -> None:
+        if self.num_groups < 1 or self.world_size % self.num_groups != 0:
+            divisors = [m for m in range(1, self.world_size + 1) if self.world_size % m == 0]
+            raise UserError(
+                f"parallelism.num_groups={self.num_groups} does not divide the world size of {self.world_size} ranks; "
+                f"choose one of {divisors}"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """N, the ranks that share one copy of the tables."""
+        return self.world_size // self.num_groups
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Global ranks of each group: M lists of N.
+
+        ``intra_host``: group g = [g, M+g, 2M+g, ...], so the M replicas of a shard are neighbours;
+        ``inter_host``: contiguous groups. The same layouts as ``DMPCollection._create_process_groups``.
+        """
+        m, n = self.num_groups, self.group_size
+        if self.replicas is Replicas.inter_host:
+            return [list(range(g * n, (g + 1) * n)) for g in range(m)]
+        return [list(range(g, self.world_size, m)) for g in range(m)]
+
+    def group_of(self, rank: int) -> int:
+        """Index of the group that a global rank belongs to."""
+        return next(g for g, ranks in enumerate(self.groups) if rank in ranks)
+
+    def local_group_size(self, local_world_size: int) -> int:
+        """How many ranks of one group share a host: what the planner must take as its ``local_world_size``."""
+        if self.replicas is Replicas.inter_host:
+            return min(self.group_size, local_world_size)
+        return max(1, min(self.group_size, local_world_size // self.num_groups))

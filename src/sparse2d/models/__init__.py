@@ -1,0 +1,1 @@
+"""Models, built from TorchRec's own modules."""

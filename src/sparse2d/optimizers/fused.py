@@ -1,0 +1,85 @@
+"""The same optimizers as kernels: FBGEMM's, fused into the lookup's backward, and torch's for the dense part."""
+
+import math
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from sparse2d.config import DenseOptimizer, DenseOptimizerConfig, OptimizerConfig, TableOptimizer
+
+_FUSED = {
+    TableOptimizer.sgd: EmbOptimType.EXACT_SGD,
+    TableOptimizer.rowwise_adagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    TableOptimizer.momentum_scaled_rowwise_adagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+_DENSE: dict[DenseOptimizer, type[torch.optim.Optimizer]] = {
+    DenseOptimizer.sgd: torch.optim.SGD,
+    DenseOptimizer.adagrad: torch.optim.Adagrad,
+    DenseOptimizer.adam: torch.optim.Adam,
+}
+
+
+def moment_scale(config: OptimizerConfig, num_groups: int) -> float:
+    """The number c behind ``optimizer.moment_scale``: M for ``auto``."""
+    return float(num_groups) if config.moment_scale == "auto" else float(config.moment_scale)
+
+
+def _scaled(config: OptimizerConfig, num_groups: int) -> dict[str, float]:
+    """``lr * g / (sqrt(v / c) + eps)`` as a kernel of ``lr' * g / (sqrt(v) + eps')`` computes it.
+
+    Multiplying numerator and denominator by sqrt(c) gives lr' = lr sqrt(c) and eps' = eps sqrt(c): no new kernel.
+    """
+    root = math.sqrt(moment_scale(config, num_groups))
+    return {"lr": config.lr * root, "eps": config.eps * root}
+
+
+def fused_params(config: OptimizerConfig, num_groups: int) -> dict[str, Any]:
+    """FBGEMM's kernel and its numbers, for TorchRec's sharders."""
+    params: dict[str, Any] = {"optimizer": _FUSED[config.name]}
+    if config.name is TableOptimizer.sgd:
+        return params | {"learning_rate": config.lr}
+    scaled = _scaled(config, num_groups)
+    return params | {"learning_rate": scaled["lr"], "eps": scaled["eps"]}
+
+
+def _dense_optimizer(config: DenseOptimizerConfig, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Torch's optimizer for dense parameters."""
+    numbers = {"lr": config.lr} if config.name is DenseOptimizer.sgd else {"lr": config.lr, "eps": config.eps}
+    return _DENSE[config.name](params, **numbers)
+
+
+def _replicated_table_optimizer(config: OptimizerConfig, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Optimizer of data-parallel tables, whose gradients are already averaged over all ranks."""
+    if config.name is TableOptimizer.sgd:
+        return torch.optim.SGD(params, lr=config.lr)
+    return RowWiseAdagrad(params, **_scaled(config, num_groups=1))
+
+
+def build_optimizer(
+    config: OptimizerConfig, fused: KeyedOptimizer, parameters: dict[str, nn.Parameter]
+) -> CombinedOptimizer:
+    """One optimizer over everything.
+
+    Args:
+        config: the options.
+        fused: the sharded tables' optimizer, which steps inside the backward pass.
+        parameters: the parameters that are not fused, by name; tables among them are replicated.
+    """
+    tables = {name: param for name, param in parameters.items() if ".embedding_bags." in name}
+    dense = {name: param for name, param in parameters.items() if name not in tables}
+    parts: list[tuple[str, KeyedOptimizer]] = [
+        ("tables", fused),
+        ("dense", KeyedOptimizerWrapper(dense, lambda params: _dense_optimizer(config.dense, params))),
+    ]
+    if tables:
+        parts.append(
+            (
+                "replicated_tables",
+                KeyedOptimizerWrapper(tables, lambda params: _replicated_table_optimizer(config, params)),
+            )
+        )
+    return CombinedOptimizer(parts)

@@ -1,0 +1,110 @@
+"""Table shards by name: initial weights that no layout changes, and whole tables gathered from their shards."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.batched_embedding_kernel import BatchedDenseEmbeddingBag, BatchedFusedEmbeddingBag
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+
+# Rows that are drawn together; a rank draws only the blocks that it holds rows of.
+BLOCK_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rectangle of one table on this rank; its tensors are views of the kernel's own memory.
+
+    Attributes:
+        table: name of the table.
+        row: first row of the table that the shard holds.
+        column: first column.
+        weight: [rows, columns].
+        moments: optimizer state, each [rows] (row-wise) or [rows, columns]; empty where nothing is fused.
+    """
+
+    table: str
+    row: int
+    column: int
+    weight: Tensor
+    moments: tuple[Tensor, ...]
+
+
+def local_shards(model: nn.Module) -> list[Shard]:
+    """All shards on this rank, taken from the lookup kernels, which look alike in every layout."""
+    shards = []
+    for collection in (module for module in model.modules() if isinstance(module, ShardedEmbeddingBagCollection)):
+        for lookup in collection._lookups:
+            for kernel in lookup.modules():
+                if isinstance(kernel, BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag):
+                    shards += _kernel_shards(kernel)
+    return shards
+
+
+def _kernel_shards(kernel: BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag) -> list[Shard]:
+    tables = kernel._config.embedding_tables
+    weights = kernel.split_embedding_weights()
+    moments: list[tuple[Tensor, ...]] = [()] * len(tables)
+    if isinstance(kernel, BatchedFusedEmbeddingBag):
+        moments = [tuple(state) for state in kernel.emb_module.split_optimizer_states()] or moments
+    shards = []
+    for table, weight, moment in zip(tables, weights, moments, strict=True):
+        row, column = (0, 0) if table.local_metadata is None else table.local_metadata.shard_offsets
+        shards.append(Shard(table.name, row, column, weight.detach(), moment))
+    return shards
+
+
+@torch.no_grad()
+def initialise_tables(model: nn.Module, shapes: Mapping[str, tuple[int, int]], seed: int) -> None:
+    """Draw every table from uniform(-1/sqrt(rows), 1/sqrt(rows)), TorchRec's default, block by block.
+
+    A row's weights depend on the seed, the table and the row alone: not on T, M, N, sharding or device.
+
+    Args:
+        model: the sharded model.
+        shapes: (rows, dim) of every table, by name.
+        seed: of the run.
+    """
+    index = {name: number for number, name in enumerate(sorted(shapes))}
+    for shard in local_shards(model):
+        rows, dim = shapes[shard.table]
+        bound = 1 / math.sqrt(rows)
+        end = shard.row + shard.weight.shape[0]
+        for start in range(shard.row - shard.row % BLOCK_ROWS, end, BLOCK_ROWS):
+            draws = np.random.default_rng([seed, index[shard.table], start])
+            block = draws.uniform(-bound, bound, (min(BLOCK_ROWS, rows - start), dim)).astype(np.float32)
+            first, last = max(start, shard.row), min(start + len(block), end)
+            part = block[first - start : last - start, shard.column : shard.column + shard.weight.shape[1]]
+            shard.weight[first - shard.row : last - shard.row].copy_(torch.from_numpy(part))
+
+
+def gather_tables(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """Every whole table [rows, dim], on every rank (a collective; for tests and small models)."""
+    return _assemble(((shard, shard.weight) for shard in local_shards(model)), shapes)
+
+
+def gather_moments(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """Every fused table's first moment, spread to [rows, dim]: column-wise shards of one table keep their own."""
+    pairs = (
+        (shard, shard.moments[0].view(len(shard.weight), -1).expand_as(shard.weight))
+        for shard in local_shards(model)
+        if shard.moments
+    )
+    return _assemble(pairs, shapes)
+
+
+def _assemble(pairs: Iterable[tuple[Shard, Tensor]], shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """Whole tables from all ranks' rectangles; replicas write the same place, so the highest rank's copy stays."""
+    own = [(shard.table, shard.row, shard.column, tensor.cpu().clone()) for shard, tensor in pairs]
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own)
+    tables: dict[str, Tensor] = {}
+    for name, row, column, tensor in (part for rank_parts in parts for part in rank_parts):
+        table = tables.setdefault(name, torch.full(shapes[name], float("nan")))
+        table[row : row + tensor.shape[0], column : column + tensor.shape[1]] = tensor
+    return tables

@@ -1,0 +1,181 @@
+"""The run record: what was run, on what, and what came out, one folder for each distinct config."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sparse2d import __version__
+from sparse2d.config import TrainConfig
+from sparse2d.environment import found_versions
+
+SCHEMA = 1
+# Where results go and how they are watched does not change them; the data's digest stands for its path.
+NOT_FINGERPRINTED = ("results_dir", "rerun", "tracking")
+DATA_NOT_FINGERPRINTED = ("path", "out_dir")
+
+
+def plain(value: Any) -> Any:
+    """A dataclass, enum or container as what JSON and YAML can hold; enums become their names."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def fingerprint(config: TrainConfig, data_digest: str) -> str:
+    """16 hex digits over everything that decides the result: the resolved config and the data's content."""
+    settings = {key: value for key, value in plain(config).items() if key not in NOT_FINGERPRINTED}
+    settings["data"] = {key: value for key, value in settings["data"].items() if key not in DATA_NOT_FINGERPRINTED}
+    settings["data"]["digest"] = data_digest
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+class RunDirectory:
+    """``results/runs/<experiment>/<fingerprint>/`` and the files in it.
+
+    Args:
+        config: of the run.
+        data_digest: of the data it reads.
+    """
+
+    def __init__(self, config: TrainConfig, data_digest: str) -> None:
+        self.fingerprint = fingerprint(config, data_digest)
+        self.path = Path(config.results_dir) / "runs" / config.experiment / self.fingerprint
+        self._config = config
+        self._started_at = datetime.now(UTC)
+
+    def completed_record(self) -> dict[str, Any] | None:
+        """The record of a finished run of the same fingerprint, if there is one."""
+        try:
+            record = json.loads((self.path / "record.json").read_text())
+        except FileNotFoundError:
+            return None
+        return record if record.get("status") == "completed" else None
+
+    def begin(self) -> None:
+        """Clear what an earlier attempt left and write the resolved config; there is no record until the run ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name in ("record.json", "metrics.jsonl", "run.log"):
+            (self.path / name).unlink(missing_ok=True)
+        write_atomically(self.path / "config.yaml", yaml.safe_dump(plain(self._config), sort_keys=False))
+
+    def finish(self, status: str, error: str | None, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Write ``record.json``, the last file of a run.
+
+        Args:
+            status: completed, failed or interrupted.
+            error: one line, unless completed.
+            results: the measured parts (data, eval, train, plan, comms, memory).
+        """
+        finished_at = datetime.now(UTC)
+        record = {
+            "schema": SCHEMA,
+            "status": status,
+            "error": error,
+            "provenance": "measured",
+            "experiment": self._config.experiment,
+            "fingerprint": self.fingerprint,
+            "command": shlex.join([Path(sys.executable).name, "-m", *_module_command()]),
+            **_git_state(),
+            "versions": versions(),
+            "host": host(),
+            "started_at": self._started_at.isoformat(timespec="seconds"),
+            "finished_at": finished_at.isoformat(timespec="seconds"),
+            "wall_s": (finished_at - self._started_at).total_seconds(),
+            "seed": self._config.seed,
+            "config": plain(self._config),
+            **results,
+        }
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / "record.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
+        return record
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one complete JSON object a line, flushed at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append one point."""
+        self._file.write(json.dumps(values, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def versions() -> dict[str, str | None]:
+    """What the numbers were made with."""
+    names = ("hydra-core", "numpy", "scikit-learn", "wandb")
+    return {
+        "sparse2d": __version__,
+        "python": platform.python_version(),
+        **found_versions(),
+        **{name: importlib.metadata.version(name) for name in names},
+    }
+
+
+def host() -> dict[str, Any]:
+    """The machine, without its name's domain."""
+    return {
+        "name": platform.node().split(".")[0],
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident size of this process so far (Linux counts KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _module_command() -> list[str]:
+    """``sys.argv`` as the user may type it again: the module's name for its file's path."""
+    program = Path(sys.argv[0])
+    module = f"sparse2d.{program.stem}" if program.parent.name == "sparse2d" else program.name
+    return [module, *sys.argv[1:]]
+
+
+def _git_state() -> dict[str, Any]:
+    """Commit and cleanliness of the checkout that this package runs from; null outside of one."""
+    folder = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        return subprocess.run(
+            ["git", *args], cwd=folder, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return {"git_commit": None, "git_dirty": None}

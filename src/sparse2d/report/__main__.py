@@ -1,0 +1,75 @@
+"""``python -m sparse2d.report``: results/tables/*.csv from results/runs, and the tables on the terminal."""
+
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from sparse2d.cli import run_entry_point
+from sparse2d.config import ReportConfig
+from sparse2d.errors import UserError
+from sparse2d.records import write_atomically
+from sparse2d.report import ne_parity
+
+TABLES = {ne_parity.NAME: ne_parity}
+
+
+def main(config: ReportConfig) -> None:
+    """Write and print every table that has runs."""
+    results_dir = Path(config.results_dir)
+    if unknown := set(config.tables) - set(TABLES):
+        raise UserError(f"unknown table {sorted(unknown)[0]!r}; choose from: {', '.join(TABLES)}")
+    written = 0
+    for name in config.tables or TABLES:
+        table = TABLES[name].build(results_dir)
+        if table.empty:
+            continue
+        path = results_dir / "tables" / f"{name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, table.to_csv(index=False, float_format="%.6g"))
+        show(table, f"{name} ({path})", TABLES[name].CAPTION)
+        written += 1
+    if not written:
+        raise UserError(
+            f"no finished runs under {results_dir / 'runs'} for: {', '.join(config.tables or TABLES)}; "
+            f"first run python -m sparse2d.train -m experiment={next(iter(config.tables or TABLES))}"
+        )
+
+
+# Columns that a reader compares: heading, alignment, format.
+SHOWN = {
+    "label": ("label", "left", ""),
+    "parallelism": ("parallelism", "left", ""),
+    "num_groups": ("M", "right", ".0f"),
+    "optimizer": ("optimizer", "left", ""),
+    "moment_scale": ("c", "right", "g"),
+    "ne": ("NE", "right", ".4f"),
+    "auc": ("AUC", "right", ".4f"),
+    "ne_gap_pct": ("NE gap %", "right", "+.2f"),
+    "qps": ("QPS", "right", ".0f"),
+    "n_seeds": ("seeds", "right", ".0f"),
+}
+
+
+def show(table: pd.DataFrame, title: str, caption: str) -> None:
+    """Print the table, one comparison below the other."""
+    console = Console(width=118)
+    for comparison, rows in table.groupby(ne_parity.COMPARISON, dropna=False):
+        settings = ", ".join(
+            f"{key} {value}" for key, value in zip(ne_parity.COMPARISON, comparison, strict=True) if key != "settings"
+        )
+        printed = Table(title=f"{title}\n{settings}", caption=caption)
+        for heading, side, _ in SHOWN.values():
+            printed.add_column(heading, justify="left" if side == "left" else "right", no_wrap=True)
+        for _, row in rows.iterrows():
+            printed.add_row(*(_cell(row[column], form) for column, (_, _, form) in SHOWN.items()))
+        console.print(printed)
+
+
+def _cell(value: object, form: str) -> str:
+    return "-" if pd.isna(value) else format(value, form)  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    run_entry_point("report", ReportConfig, main)

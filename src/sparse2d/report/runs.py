@@ -1,0 +1,25 @@
+"""Finished runs as one data frame."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from sparse2d.errors import UserError
+
+
+def load_runs(results_dir: Path, experiment: str) -> pd.DataFrame:
+    """One row for each completed run of an experiment, its record's nested keys joined by dots; empty if there is none.
+
+    Raises:
+        UserError: if a record cannot be read.
+    """
+    records = []
+    for path in sorted((results_dir / "runs" / experiment).glob("*/record.json")):
+        try:
+            record = json.loads(path.read_text())
+        except ValueError as error:
+            raise UserError(f"{path} is no JSON ({error}); delete the folder and run it again") from error
+        if record["status"] == "completed":
+            records.append(record)
+    return pd.json_normalize(records)

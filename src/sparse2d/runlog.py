@@ -1,0 +1,113 @@
+"""What a run says while it runs: metrics.jsonl, wandb, run.log, and a bar or lines on the terminal (rank 0 only)."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sparse2d.config import TrainConfig
+from sparse2d.records import MetricsFile, plain
+from sparse2d.tracking import Tracker
+
+log = logging.getLogger(__name__)
+
+
+def configure_rank_logging(run_dir: Path, is_first: bool) -> None:
+    """Rank 0 tells its story on stderr and, with the libraries' warnings, in run.log; other ranks are silent."""
+    torch._logging.set_logs(all=logging.ERROR)
+    logging.captureWarnings(True)
+    # Deprecations inside TorchRec, one for each collective, are nothing a user can act on.
+    warnings.simplefilter("ignore", FutureWarning)
+    root, ours = logging.getLogger(), logging.getLogger("sparse2d")
+    # TorchRec logs through the root logger while it is imported, which gives it a handler on stderr.
+    root.handlers.clear()
+    root.setLevel(logging.WARNING)
+    ours.setLevel(logging.INFO if is_first else logging.ERROR)
+    if is_first:
+        to_file = logging.FileHandler(run_dir / "run.log")
+        to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(to_file)
+        ours.addHandler(logging.StreamHandler(sys.stderr))
+    else:
+        root.addHandler(logging.NullHandler())
+
+
+class RunLog:
+    """Takes the points of a run and passes them on; does nothing on ranks other than 0.
+
+    Args:
+        config: of the run.
+        run_dir: where its files go.
+        fingerprint: names it.
+        is_first: whether this is rank 0.
+    """
+
+    def __init__(self, config: TrainConfig, run_dir: Path, fingerprint: str, is_first: bool) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._fingerprint = fingerprint
+        self._is_first = is_first
+        self._stack = ExitStack()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "RunLog":
+        if not self._is_first:
+            return self
+        self._metrics = MetricsFile(self._run_dir / "metrics.jsonl")
+        self._stack.callback(self._metrics.close)
+        tracker = Tracker(
+            self._config.tracking,
+            self._run_dir,
+            name=f"{self._config.experiment}/{self._fingerprint}",
+            experiment=self._config.experiment,
+            settings=plain(self._config),
+        )
+        self._tracker = self._stack.enter_context(tracker)
+        return self
+
+    def start_training(self, total_steps: int) -> None:
+        """Show a bar if there is a terminal to show it on."""
+        console = Console(stderr=True)
+        if self._is_first and console.is_terminal:
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[figures]}"))
+            self._bar = self._stack.enter_context(Progress(*columns, console=console, transient=True))
+            self._task = self._bar.add_task("", total=total_steps, figures="")
+
+    def advance(self) -> None:
+        """One step is done."""
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def log(self, point: Mapping[str, Any]) -> None:
+        """Write one point; ``step`` is its axis."""
+        if not self._is_first:
+            return
+        self._metrics.write(point)
+        self._tracker.log({key: value for key, value in point.items() if key != "step"}, step=point["step"])
+        figures = " ".join(f"{key} {_short(value)}" for key, value in point.items() if key != "step")
+        if self._bar is not None:
+            self._bar.update(self._task, figures=figures)
+        else:
+            log.info("step %d: %s", point["step"], figures)
+
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        """The run's final figures, for wandb's table of runs."""
+        if self._is_first:
+            self._tracker.summarise(values)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+
+def _short(value: Any) -> str:
+    return "undefined" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""What, when and how the replicas of a shard are averaged."""

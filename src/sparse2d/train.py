@@ -1,0 +1,91 @@
+"""``python -m sparse2d.train``: train and evaluate one configuration, or a sweep of them with ``-m``."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from sparse2d.cli import run_entry_point
+from sparse2d.config import TrainConfig, check_train
+from sparse2d.data.dataset import Dataset, num_train_steps, open_dataset
+from sparse2d.data.prepare import prepare
+from sparse2d.environment import check_environment
+from sparse2d.errors import UserError
+from sparse2d.launch import RanksFailedError, run_ranks
+from sparse2d.mesh import rank_from_env
+from sparse2d.records import RunDirectory
+
+log = logging.getLogger("sparse2d.train")
+
+
+def main(config: TrainConfig) -> None:
+    """Run one configuration, unless a finished run of it is there already."""
+    rank = rank_from_env()
+    if rank is not None:
+        config.launch.num_ranks = rank.world_size
+    is_first = rank is None or rank.is_first
+    check_train(config)
+    dataset = _dataset(config, show_progress=is_first)
+    run = RunDirectory(config, dataset.digest)
+    if not config.rerun and (record := run.completed_record()) is not None:
+        if is_first:
+            log.info("already finished (rerun=true runs it again): %s", _outcome(record, run.path))
+        return
+    check_environment()
+    if is_first:
+        run.begin()
+    try:
+        results = _run(config, dataset, run)
+    except BaseException as error:
+        if is_first:
+            _record_failure(run, error)
+        raise
+    if is_first:
+        log.info(_outcome(run.finish("completed", None, results), run.path))
+
+
+def _dataset(config: TrainConfig, show_progress: bool) -> Dataset:
+    """Prepare the rows if need be and check that they suffice."""
+    path = prepare(config.data, progress=show_progress)
+    dataset = open_dataset(path, config.data.train_rows, config.data.eval_rows)
+    if num_train_steps(dataset, config.global_batch_size) == 0:
+        raise UserError(
+            f"{len(dataset.train)} training rows fill no batch of global_batch_size={config.global_batch_size}; "
+            "lower it"
+        )
+    return dataset
+
+
+def _run(config: TrainConfig, dataset: Dataset, run: RunDirectory) -> dict[str, Any]:
+    """The measured parts of the record, from ranks started here or, under torchrun, as one of them."""
+    # Imports TorchRec, which an entry point that only prints help must not pay for.
+    from sparse2d.loop import Job, run_rank
+
+    job = Job(config, dataset.path.resolve(), run.path.resolve(), run.fingerprint)
+    if rank_from_env() is not None:
+        return run_rank(job)
+    return run_ranks(run_rank, job, num_ranks=config.launch.num_ranks)
+
+
+def _record_failure(run: RunDirectory, error: BaseException) -> None:
+    """Leave a record that says what happened; the exception goes on."""
+    interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    run.finish("interrupted" if interrupted else "failed", text, {})
+    if isinstance(error, RanksFailedError) and error.cause.traceback:
+        with (run.path / "run.log").open("a") as file:
+            file.write(f"rank {error.cause.rank}:\n{error.cause.traceback}\n")
+
+
+def _outcome(record: dict[str, Any], path: Path) -> str:
+    def shown(value: float | None, digits: str) -> str:
+        return "undefined" if value is None else format(value, digits)
+
+    figures = record["eval"]
+    return (
+        f"NE {shown(figures['ne'], '.4f')}, AUC {shown(figures['auc'], '.4f')}, "
+        f"{shown(record['train']['qps'], '.0f')} QPS -> {path}"
+    )
+
+
+if __name__ == "__main__":
+    run_entry_point("train", TrainConfig, main)

@@ -1,0 +1,68 @@
+"""Small configurations for tests."""
+
+from pathlib import Path
+
+from sparse2d.config import (
+    DataConfig,
+    DataSource,
+    DenseOptimizer,
+    DenseOptimizerConfig,
+    Device,
+    LaunchConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    ParallelismKind,
+    ShardingKind,
+    SyncConfig,
+    SyntheticConfig,
+    TableOptimizer,
+    TrackingConfig,
+    TrainConfig,
+    WandbMode,
+)
+
+
+def tiny_data(out_dir: Path, rows: int = 1400) -> DataConfig:
+    """Synthetic rows over 26 tables of 40 to 65 rows."""
+    return DataConfig(
+        name="tiny",
+        source=DataSource.synthetic,
+        out_dir=str(out_dir),
+        table_rows=[40 + i for i in range(26)],
+        synthetic=SyntheticConfig(rows=rows, vocabulary_scale=1.0),
+    )
+
+
+def tiny_train(
+    results_dir: Path,
+    kind: ParallelismKind = ParallelismKind.full_mp,
+    *,
+    num_ranks: int = 2,
+    num_groups: int = 1,
+    sharding: list[ShardingKind] | None = None,
+    optimizer: TableOptimizer = TableOptimizer.sgd,
+    moment_scale: float | str = 1.0,
+    dense: DenseOptimizer = DenseOptimizer.sgd,
+    interval: int = 1,
+) -> TrainConfig:
+    """A model of 8-dimensional tables that trains in milliseconds."""
+    return TrainConfig(
+        experiment="test",
+        global_batch_size=60,
+        eval_batch_size=32,
+        log_every=5,
+        results_dir=str(results_dir),
+        data=tiny_data(results_dir / "data"),
+        model=ModelConfig(embedding_dim=8, dense_arch=[16, 8], over_arch=[16, 1]),
+        parallelism=ParallelismConfig(kind=kind, num_groups=num_groups, sharding=sharding or list(ShardingKind)),
+        sync=SyncConfig(interval=interval),
+        optimizer=OptimizerConfig(
+            name=optimizer,
+            lr=20.0 if optimizer is TableOptimizer.sgd else 0.1,
+            moment_scale=moment_scale,
+            dense=DenseOptimizerConfig(name=dense, lr=0.1),
+        ),
+        launch=LaunchConfig(num_ranks=num_ranks, device=Device.cpu),
+        tracking=TrackingConfig(mode=WandbMode.disabled),
+    )

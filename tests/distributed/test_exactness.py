@@ -1,0 +1,121 @@
+"""With SGD and K = 1 every layout gives the same weights; M = 1 is full model parallelism; same config, same bits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from configs import tiny_train
+from ranks import Trained, train_all, weights_around_evaluation
+
+from sparse2d.config import DenseOptimizer, ParallelismKind, Replicas, ShardingKind, TableOptimizer, TrainConfig
+from sparse2d.launch import run_ranks
+
+STEPS = 10
+ADAGRAD = {"optimizer": TableOptimizer.rowwise_adagrad, "dense": DenseOptimizer.adam}
+
+
+def run(configs: list[TrainConfig], dataset: Path) -> list[Trained]:
+    return run_ranks(train_all, configs, dataset, STEPS, num_ranks=configs[0].launch.num_ranks)
+
+
+def largest_difference(one: Trained, other: Trained) -> float:
+    pairs = [(one.tables[k], other.tables[k]) for k in one.tables] + [(one.dense[k], other.dense[k]) for k in one.dense]
+    assert one.tables.keys() == other.tables.keys()
+    assert one.dense.keys() == other.dense.keys()
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def bit_equal(one: Trained, other: Trained) -> bool:
+    return (
+        largest_difference(one, other) == 0
+        and all(torch.equal(one.moments[k], other.moments[k]) for k in one.moments)
+        and one.losses == other.losses
+        and one.metrics == other.metrics
+    )
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory, tiny_dataset) -> Trained:
+    return run([tiny_train(tmp_path_factory.mktemp("r"), num_ranks=1)], tiny_dataset)[0]
+
+
+def test_training_moves_the_weights(one_rank, tmp_path, tiny_dataset):
+    start = run_ranks(train_all, [tiny_train(tmp_path, num_ranks=1)], tiny_dataset, 0, num_ranks=1)[0]
+    # The comparisons below mean something only if ten steps change weights by far more than their tolerance.
+    for table, weight in one_rank.tables.items():
+        assert (weight - start.tables[table]).abs().max() > 5e-3, table
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_sgd_gives_the_same_weights_in_every_layout(one_rank, num_ranks, tmp_path, tiny_dataset):
+    layouts = [(ParallelismKind.full_mp, 1)] + [
+        (ParallelismKind.sparse_2d, groups) for groups in (2, 4) if groups <= num_ranks
+    ]
+    configs = [
+        tiny_train(tmp_path, kind, num_ranks=num_ranks, num_groups=groups, sharding=[sharding])
+        for kind, groups in layouts
+        for sharding in ShardingKind
+    ] + [tiny_train(tmp_path, ParallelismKind.data_parallel, num_ranks=num_ranks)]
+    for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
+        assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
+        assert trained.metrics.ne == pytest.approx(one_rank.metrics.ne, abs=1e-6)
+
+
+def test_contiguous_groups_give_the_same_weights(one_rank, tmp_path, tiny_dataset):
+    config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2)
+    config.parallelism.replicas = Replicas.inter_host
+    assert largest_difference(one_rank, run([config], tiny_dataset)[0]) < 1e-6
+
+
+@pytest.mark.parametrize("sharding", list(ShardingKind))
+def test_one_group_equals_full_model_parallelism_bit_for_bit(sharding, tmp_path, tiny_dataset):
+    full_mp = tiny_train(tmp_path, num_ranks=4, sharding=[sharding], **ADAGRAD)
+    one_group = tiny_train(
+        tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=1, sharding=[sharding], **ADAGRAD
+    )
+    first, second = run([full_mp, one_group], tiny_dataset)
+    assert bit_equal(first, second)
+
+
+def test_same_config_and_seed_give_the_same_bits(tmp_path, tiny_dataset):
+    config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2, interval=3, **ADAGRAD)
+    first, second = (run([config], tiny_dataset)[0] for _ in range(2))
+    assert bit_equal(first, second)
+    config.seed = 1
+    assert not bit_equal(first, run([config], tiny_dataset)[0])
+
+
+def test_adagrad_under_2d_differs_from_full_model_parallelism(tmp_path, tiny_dataset):
+    configs = [
+        tiny_train(tmp_path, num_ranks=4, **ADAGRAD),
+        tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=4, **ADAGRAD),
+    ]
+    full_mp, two_d = run(configs, tiny_dataset)
+    # The reason why the paper scales the moment; were they equal, the comparison would compare nothing.
+    assert largest_difference(full_mp, two_d) > 1e-3
+
+
+def test_data_parallel_adagrad_equals_full_model_parallelism(tmp_path, tiny_dataset):
+    configs = [
+        tiny_train(tmp_path, kind, num_ranks=2, sharding=[ShardingKind.table_wise], **ADAGRAD)
+        for kind in (ParallelismKind.full_mp, ParallelismKind.data_parallel)
+    ]
+    full_mp, data_parallel = run(configs, tiny_dataset)
+    assert largest_difference(full_mp, data_parallel) < 1e-5
+
+
+def test_metrics_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_dataset):
+    """Untrained model, so that the weights are the same bits; 200 evaluation rows, 32 per rank and step."""
+    metrics = [
+        run_ranks(train_all, [tiny_train(tmp_path, num_ranks=n)], tiny_dataset, 0, num_ranks=n)[0].metrics
+        for n in (1, 2, 3, 4)
+    ]
+    for other in metrics[1:]:
+        assert other.rows == metrics[0].rows == 200
+        assert other.ne == pytest.approx(metrics[0].ne, abs=1e-9)
+        assert other.auc == pytest.approx(metrics[0].auc, abs=1e-9)
+
+
+def test_evaluation_changes_nothing(tmp_path, tiny_dataset):
+    config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=2, num_groups=2, **ADAGRAD)
+    assert run_ranks(weights_around_evaluation, config, tiny_dataset, num_ranks=2)

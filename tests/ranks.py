@@ -1,0 +1,209 @@
+"""What tests run on real ranks; importable by name, since the fork server's children unpickle it."""
+
+import logging
+import os
+import signal
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from sparse2d.config import OptimizerConfig, ParallelismConfig, SyncConfig, TrainConfig
+from sparse2d.data.batch import to_torchrec
+from sparse2d.data.dataset import open_dataset, train_batches
+from sparse2d.engine import build_engine
+from sparse2d.errors import UserError
+from sparse2d.loop import evaluate
+from sparse2d.mesh import Mesh, process_group
+from sparse2d.metrics import Metrics
+from sparse2d.optimizers.fused import fused_params
+from sparse2d.parallel import shard_model
+from sparse2d.parallel.plans import TableSharder, make_plan
+from sparse2d.parallel.sparse_2d import Sparse2D
+from sparse2d.parallel.tables import gather_moments, gather_tables, initialise_tables, local_shards
+from sparse2d.sync.averaging import ReplicaAverager
+
+CPU = torch.device("cpu")
+
+# TorchRec tells every rank's every step; what tests print on failure should be the failure.
+logging.disable(logging.WARNING)
+warnings.simplefilter("ignore")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Everything a short training leaves behind."""
+
+    tables: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    dense: dict[str, Tensor]
+    losses: list[float]
+    metrics: Metrics
+
+
+def train_all(configs: list[TrainConfig], dataset: Path, steps: int) -> list[Trained]:
+    """Train each config on the same ranks, one after the other."""
+    torch.set_num_threads(1)
+    with process_group(CPU) as rank:
+        return [_train(config, dataset, steps, rank) for config in configs]
+
+
+def _train(config, dataset, steps, rank) -> Trained:
+    rows = open_dataset(dataset)
+    engine = build_engine(config, rows, rank, CPU)
+    batches = train_batches(rows, config.global_batch_size, rank.rank, rank.world_size, max_steps=steps)
+    losses = [engine.train_step(to_torchrec(batch, CPU), step).item() for step, batch in enumerate(batches, start=1)]
+    dense = {
+        name.replace("module.", ""): value.detach().clone()
+        for name, value in engine.model.named_parameters()
+        if "embedding_bags" not in name
+    }
+    return Trained(
+        tables=gather_tables(engine.model, engine.table_shapes),
+        moments=gather_moments(engine.model, engine.table_shapes),
+        dense=dense,
+        losses=losses,
+        metrics=evaluate(engine, config, rows, rank)[0],
+    )
+
+
+def weights_around_evaluation(config: TrainConfig, dataset: Path) -> bool:
+    """Whether an evaluation between training steps leaves weights, moments and the next steps bit-equal."""
+    torch.set_num_threads(1)
+    results = []
+    with process_group(CPU) as rank:
+        rows = open_dataset(dataset)
+        for evaluates in (False, True):
+            engine = build_engine(config, rows, rank, CPU)
+            batches = train_batches(rows, config.global_batch_size, rank.rank, rank.world_size, max_steps=6)
+            for step, batch in enumerate(batches, start=1):
+                engine.train_step(to_torchrec(batch, CPU), step)
+                if evaluates and step == 3:
+                    evaluate(engine, config, rows, rank)
+            results.append(
+                (gather_tables(engine.model, engine.table_shapes), gather_moments(engine.model, engine.table_shapes))
+            )
+    (tables, moments), (tables_evaluated, moments_evaluated) = results
+    return all(
+        torch.equal(tables[k], tables_evaluated[k]) and torch.equal(moments[k], moments_evaluated[k]) for k in tables
+    )
+
+
+class PooledSum(nn.Module):
+    """Tables alone: the loss is the pooled embeddings times given weights, so that the gradients are known."""
+
+    def __init__(self, shapes: dict[str, tuple[int, int]]) -> None:
+        super().__init__()
+        self.feature_names = [f"f_{name}" for name in shapes]
+        self.tables = EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
+                for name, (rows, dim) in shapes.items()
+            ],
+            device=torch.device("meta"),
+        )
+
+    def forward(self, ids: KeyedJaggedTensor, factors: Tensor) -> Tensor:
+        pooled = self.tables(ids)
+        # By key: sharding changes the order of the columns.
+        return (torch.cat([pooled[key] for key in self.feature_names], dim=1) * factors).sum()
+
+
+@dataclass(frozen=True)
+class TableRun:
+    """A run of tables alone: layout, optimizer, and the ids [steps, T, tables, ids] and factors [steps, T, b, dims]."""
+
+    shapes: dict[str, tuple[int, int]]
+    parallelism: ParallelismConfig
+    optimizer: OptimizerConfig
+    sync: SyncConfig
+    ids: np.ndarray
+    factors: np.ndarray
+
+
+def step_tables(runs: list[TableRun]) -> list[tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], bool]]:
+    """Initial tables, final tables, final moments, and whether all replicas are bit-equal at the end."""
+    torch.set_num_threads(1)
+    with process_group(CPU) as rank:
+        return [_step_tables(run, rank) for run in runs]
+
+
+def _step_tables(run: TableRun, rank):
+    mesh = Mesh(rank.world_size, run.parallelism.num_groups, run.parallelism.replicas)
+    module = PooledSum(run.shapes)
+    sharder = TableSharder(fused_params=fused_params(run.optimizer, mesh.num_groups))
+    batch = run.factors.shape[2]
+    plan = make_plan(
+        module,
+        sharder,
+        run.parallelism,
+        group_size=mesh.group_size,
+        local_group_size=mesh.group_size,
+        rank_batch_size=batch,
+        device=CPU,
+    )
+    model = shard_model(module, run.parallelism, mesh, plan, sharder, CPU)
+    initialise_tables(model, run.shapes, seed=0)
+    before = gather_tables(model, run.shapes)
+    averager = ReplicaAverager(model, run.sync) if isinstance(model, Sparse2D) else None
+    for step in range(len(run.ids)):
+        ids = torch.from_numpy(run.ids[step, rank.rank].reshape(-1))
+        per_bag = len(ids) // (len(run.shapes) * batch)
+        lengths = torch.full((len(run.shapes) * batch,), per_bag, dtype=torch.int32)
+        keys = [f"f_{name}" for name in run.shapes]
+        model(KeyedJaggedTensor(keys, ids, lengths=lengths), torch.from_numpy(run.factors[step, rank.rank])).backward()
+        if averager is not None:
+            averager.after_step(step + 1)
+    shards = [
+        (shard.table, shard.row, shard.column, shard.weight.clone(), shard.moments) for shard in local_shards(model)
+    ]
+    everyone: list = [None] * rank.world_size
+    torch.distributed.all_gather_object(everyone, shards)
+    seen: dict = {}
+    equal = True
+    for table, row, column, weight, moments in (shard for one in everyone for shard in one):
+        first_weight, first_moments = seen.setdefault((table, row, column), (weight, moments))
+        equal &= torch.equal(weight, first_weight)
+        equal &= all(torch.equal(a, b) for a, b in zip(moments, first_moments, strict=True))
+    return before, gather_tables(model, run.shapes), gather_moments(model, run.shapes), equal
+
+
+def upstream_layout(num_groups: int, inter_host: bool) -> list[list[int]]:
+    """The rank layout that DMPCollection itself makes: its (replicate, shard) device mesh."""
+    with process_group(CPU) as rank:
+        collection = Sparse2D.__new__(Sparse2D)
+        nn.Module.__init__(collection)
+        collection._device = CPU
+        mesh, _, _ = collection._create_process_groups(
+            global_rank=rank.rank,
+            world_size=rank.world_size,
+            local_size=rank.world_size // num_groups,
+            use_inter_host_allreduce=inter_host,
+        )
+        return mesh.mesh.tolist()
+
+
+def echo_rank() -> dict[str, str | None]:
+    """Where a rank finds itself."""
+    return {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+
+
+def fail_on_rank(failing: int, how: str) -> None:
+    """One rank fails; the others wait in a collective."""
+    with process_group(CPU) as rank:
+        torch.distributed.barrier()
+        if rank.rank == failing:
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "user":
+                raise UserError("id 7 of feature C3 is not below its limit 5")
+            raise KeyError("the root cause")
+        torch.distributed.barrier()
+        time.sleep(60)
