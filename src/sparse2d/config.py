@@ -96,7 +96,7 @@ class WandbMode(Enum):
 class SyntheticConfig:
     """The planted teacher behind ``data=synthetic`` (see ``data/synthetic.py``)."""
 
-    rows: int = 240_000
+    rows: int = 160_000
     seed: int = 0
     base_rate: float = 0.25
     zipf_exponent: float = 1.05
@@ -117,7 +117,7 @@ class DataConfig:
     path: str | None = None
     # Where prepared arrays are kept, one folder for each input and set of options.
     out_dir: str = "${results_dir}/data"
-    # Of train_parts + eval_parts equal parts of the rows, in time order, the first train_parts train, the rest evaluate.
+    # Of train_parts + eval_parts equal parts of the rows, in time order, the first train_parts train, the rest scores.
     train_parts: int = 6
     eval_parts: int = 1
     # Use only the first so many rows of either part; null = all.
@@ -290,9 +290,10 @@ def _check_numbers(config: TrainConfig) -> None:
 def _check_parallelism(config: TrainConfig) -> None:
     ranks, batch, layout = config.launch.num_ranks, config.global_batch_size, config.parallelism
     if batch % ranks != 0:
+        below, above = batch - batch % ranks, batch - batch % ranks + ranks
         raise UserError(
             f"global_batch_size={batch} is not divisible by launch.num_ranks={ranks}; "
-            f"use {max(batch - batch % ranks, ranks)} or {batch - batch % ranks + ranks}"
+            f"use {f'{below} or {above}' if below else above}"
         )
     if layout.kind is ParallelismKind.sparse_2d:
         if ranks % layout.num_groups != 0:

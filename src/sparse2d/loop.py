@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ class Job:
     dataset: Path
     run_dir: Path
     fingerprint: str
+    # Wall clock, in seconds, when the launcher started the ranks.
+    launched_at: float
 
 
 def run_rank(job: Job) -> dict[str, Any]:
@@ -52,6 +55,8 @@ def run_rank(job: Job) -> dict[str, Any]:
     dataset = open_dataset(job.dataset, config.data.train_rows, config.data.eval_rows)
     with process_group(device), RunLog(config, job.run_dir, job.fingerprint, rank.is_first) as run_log:
         engine = build_engine(config, dataset, rank, device)
+        startup_s = time.time() - job.launched_at
+        log.info("%d ranks ready after %.1f s", rank.world_size, startup_s)
         train_results = train(engine, config, dataset, rank, run_log)
         metrics, baseline = evaluate(engine, config, dataset, rank)
         results = {
@@ -64,7 +69,7 @@ def run_rank(job: Job) -> dict[str, Any]:
             },
             "eval": asdict(metrics),
             "eval_constant": asdict(baseline),
-            "train": train_results,
+            "train": train_results | {"startup_s": startup_s},
             "plan": asdict(engine.plan) | {"imbalance": engine.plan.imbalance},
             "comms": _comms(engine),
             "memory": {"peak_rss_bytes": int(_over_ranks(peak_rss_bytes(), dist.ReduceOp.MAX))} | _cuda_memory(device),

@@ -1,6 +1,7 @@
 """``python -m sparse2d.train``: train and evaluate one configuration, or a sweep of them with ``-m``."""
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def _run(config: TrainConfig, dataset: Dataset, run: RunDirectory) -> dict[str, 
     # Imports TorchRec, which an entry point that only prints help must not pay for.
     from sparse2d.loop import Job, run_rank
 
-    job = Job(config, dataset.path.resolve(), run.path.resolve(), run.fingerprint)
+    job = Job(config, dataset.path.resolve(), run.path.resolve(), run.fingerprint, time.time())
     if rank_from_env() is not None:
         return run_rank(job)
     return run_ranks(run_rank, job, num_ranks=config.launch.num_ranks)
@@ -70,6 +71,8 @@ def _record_failure(run: RunDirectory, error: BaseException) -> None:
     """Leave a record that says what happened; the exception goes on."""
     interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, SystemExit):
+        text = f"ended with exit code {error.code}"
     run.finish("interrupted" if interrupted else "failed", text, {})
     if isinstance(error, RanksFailedError) and error.cause.traceback:
         with (run.path / "run.log").open("a") as file:

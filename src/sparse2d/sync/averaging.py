@@ -22,7 +22,7 @@ class ReplicaAverager:
         self._config = config
         self._include_moments = config.moments is SyncMoments.with_weights
         self.durations_s: list[float] = []
-        if dist.get_backend(model.replica_pg) == "gloo":
+        if all(weight.device.type == "cpu" for weight in model.table_weights):
             model.set_all_reduce_hook(self._mean_over_gloo)
 
     @property
