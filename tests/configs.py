@@ -1,6 +1,10 @@
 """Small configurations for tests."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from hydra import initialize_config_dir
 
 from sparse2d.config import (
     DataConfig,
@@ -20,7 +24,16 @@ from sparse2d.config import (
     TrackingConfig,
     TrainConfig,
     WandbMode,
+    register_schemas,
 )
+
+
+@contextmanager
+def composing(config_dir: Path) -> Iterator[None]:
+    """Hydra over the files of a folder."""
+    register_schemas()
+    with initialize_config_dir(str(config_dir), version_base="1.3"):
+        yield
 
 
 def tiny_data(out_dir: Path, rows: int = 1400) -> DataConfig:
@@ -32,6 +45,27 @@ def tiny_data(out_dir: Path, rows: int = 1400) -> DataConfig:
         table_rows=[40 + i for i in range(26)],
         synthetic=SyntheticConfig(rows=rows, vocabulary_scale=1.0),
     )
+
+
+def tiny_overrides(results_dir: Path, out_dir: Path, rows: int = 1400) -> list[str]:
+    """The command line of a run on two ranks that trains on ``tiny_data`` in a second."""
+    data = tiny_data(out_dir, rows)
+    return [
+        f"results_dir={results_dir}",
+        f"data.name={data.name}",
+        f"data.out_dir={out_dir}",
+        f"data.table_rows={data.table_rows}".replace(" ", ""),
+        f"data.min_table_rows={data.min_table_rows}",
+        f"data.synthetic.rows={rows}",
+        f"data.synthetic.vocabulary_scale={data.synthetic.vocabulary_scale}",
+        "global_batch_size=60",
+        "eval_batch_size=32",
+        "log_every=5",
+        "model.embedding_dim=8",
+        "model.dense_arch=[16,8]",
+        "model.over_arch=[16,1]",
+        "launch.num_ranks=2",
+    ]
 
 
 def tiny_train(

@@ -207,3 +207,12 @@ def fail_on_rank(failing: int, how: str) -> None:
             raise KeyError("the root cause")
         torch.distributed.barrier()
         time.sleep(60)
+
+
+def busy_teardown(failing: int, seconds: float) -> None:
+    """One rank fails and takes its time to close after its peers have lost it."""
+    try:
+        fail_on_rank(failing, "raise")
+    except KeyError:
+        time.sleep(seconds)
+        raise

@@ -18,7 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 
 from sparse2d.config import conf_dir, register_schemas
 from sparse2d.errors import UserError
-from sparse2d.launch import RanksFailedError
+from sparse2d.launch import RanksFailedError, terminate
 
 log = logging.getLogger(__name__)
 C = TypeVar("C")
@@ -27,12 +27,16 @@ C = TypeVar("C")
 def run_entry_point(name: str, schema: type[C], task: Callable[[C], None]) -> None:
     """Compose ``conf/<name>.yaml`` with the command line, run ``task`` on the typed config, and exit.
 
-    Exit code 0 on success, 1 on a failure that is told in one line, 130 on Ctrl-C; a traceback means a bug.
+    Exit code 0 on success, 1 on a failure that is told in one line, 130 on Ctrl-C, 143 on SIGTERM; a
+    traceback means a bug.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("sparse2d").setLevel(logging.INFO)
     # Hydra would print its own, longer story and exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    signal.signal(signal.SIGTERM, terminate)
+    # argparse refuses overrides on both sides of a flag: -m goes first.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     register_schemas()
     failures: list[Exception] = []
 
@@ -56,6 +60,17 @@ def run_entry_point(name: str, schema: type[C], task: Callable[[C], None]) -> No
     except KeyboardInterrupt:
         print(f"sparse2d.{name}: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGTERM:
+            print(f"sparse2d.{name}: terminated", file=sys.stderr)
+        raise
+    except ValueError as error:
+        # Hydra's own, without a class to tell it by: group=null, group=3.
+        if not str(error).startswith("Config group override"):
+            raise
+        groups = ", ".join(sorted(_groups()))
+        print(f"sparse2d.{name}: error: {error}; each group ({groups}) takes one of its names", file=sys.stderr)
+        sys.exit(1)
 
 
 def refuse_unknown(config: DictConfig, schema: type[Any]) -> None:
@@ -93,6 +108,8 @@ def explain(error: Exception, schema: type[Any]) -> str:
             return _unknown(str(cause).split("'")[1], schema)
         if isinstance(cause, OmegaConfBaseException) and cause.full_key:
             return f"{cause.full_key}: {str(cause.msg or cause).splitlines()[0]}"
+        if "Ambiguous value for argument" in str(cause):
+            return f"{str(cause).splitlines()[0]}: several values make a sweep, which takes -m"
     return str(error).splitlines()[0]
 
 

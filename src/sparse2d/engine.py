@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -63,12 +66,18 @@ class Engine:
 
 
 def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: torch.device) -> Engine:
-    """Build everything that ``config`` describes; a collective over all ranks."""
+    """Build everything that ``config`` describes; a collective over all T ranks."""
     mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
     module = build_dlrm(config.model, dataset.num_embeddings, dataset.base_rate, config.seed, device)
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in table_configs(module)}
     sharder = TableSharder(fused_params=fused_params(config.optimizer, mesh.num_groups))
-    plan = make_plan(
+    world = dist.group.WORLD
+    assert world is not None
+    # One rank plans for all: hosts may differ in memory, and planning on every core at once takes longer than training.
+    plan: ShardingPlan = invoke_on_rank_and_broadcast_result(
+        world,
+        0,
+        make_plan,
         module,
         sharder,
         config.parallelism,

@@ -12,11 +12,14 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +31,10 @@ T = TypeVar("T")
 PRELOAD = ["torch", "torch.distributed.tensor", "torchrec", "fbgemm_gpu", "wandb", "sparse2d.loop"]
 # gloo's and NCCL's errors on the surviving ranks are consequences, never the cause.
 PEER_LOSS = ("Connection closed by peer", "Connection reset", "Broken pipe", "[gloo]", "NCCL", "DistBackendError")
+# How long a rank has to close its files once it is told to end.
 SHUTDOWN_S = 5
+# How long a rank that lost its peer waits, so that the launcher first sees the peer that failed.
+CONSEQUENCE_DELAY_S = 2
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ def run_ranks(fn: Callable[..., T], *args: Any, num_ranks: int) -> T:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    multiprocessing.set_forkserver_preload(PRELOAD)
+    _start_fork_server()
     # gloo announces each connection on stderr.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # The agent and the process pool report each lost rank in a dozen lines; the root cause is told here, once.
@@ -86,6 +92,9 @@ def run_ranks(fn: Callable[..., T], *args: Any, num_ranks: int) -> T:
             local_addr="127.0.0.1",
             max_restarts=0,
             start_method="forkserver",
+            # SIGINT and SIGTERM stay our own exceptions (KeyboardInterrupt, SystemExit), upon which the agent ends the
+            # ranks with SIGTERM; its handlers would pass on the SIGINT, which ranks ignore.
+            signals_to_handle="SIGQUIT",
             shutdown_timeout=SHUTDOWN_S,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
@@ -99,11 +108,22 @@ def run_ranks(fn: Callable[..., T], *args: Any, num_ranks: int) -> T:
     return results[0]
 
 
+def _start_fork_server() -> None:
+    """Start the fork server unless it runs; Ctrl-C, which reaches the whole terminal group, is not its business."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def _rank_main(fn: Callable[..., T], args: tuple[Any, ...], scratch: str) -> T:
     """What each rank runs: ``fn``, with any failure written down before the process ends."""
     # Ctrl-C reaches the whole terminal group; the launcher alone decides how ranks end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
     try:
         return fn(*args)
     except Exception as error:
@@ -116,13 +136,25 @@ def _rank_main(fn: Callable[..., T], args: tuple[Any, ...], scratch: str) -> T:
             from_user=from_user,
         )
         Path(scratch, f"failure-{failure.rank}.json").write_text(json.dumps(asdict(failure)))
+        if failure.is_consequence:
+            time.sleep(CONSEQUENCE_DELAY_S)
         # The launcher tells the story once; eight tracebacks would bury it.
         sys.exit(1)
 
 
-def _terminate(*_: Any) -> None:
+def terminate(*_: Any) -> None:
     """Turn SIGTERM into an exception, so that records and wandb runs are closed as failed."""
     raise SystemExit(128 + signal.SIGTERM)
+
+
+def _end_with_launcher() -> None:
+    """End this rank when the launcher is gone (killed by SIGKILL, say): nobody else would."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    wait([launcher.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SHUTDOWN_S)
+    os._exit(1)
 
 
 def _root_cause(scratch: Path, error: Any) -> RankFailure:

@@ -113,6 +113,9 @@ def train(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo,
         with timer.step(batch_size):
             batch = next(batches)
             loss = engine.train_step(to_torchrec(batch, engine.device), step)
+            if engine.device.type == "cuda":
+                # Kernels are only queued when the call returns; without this the clock would miss most of their time.
+                torch.cuda.synchronize(engine.device)
         window.add(step, loss, float(batch.labels.sum()), len(batch.labels))
         run_log.advance()
         if step % config.log_every == 0 or step == steps:

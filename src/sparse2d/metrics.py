@@ -44,13 +44,17 @@ def evaluate_logits(logits: NDArray[np.floating], labels: NDArray[np.floating]) 
     """Metrics of ``logits`` [rows] against 0/1 ``labels`` [rows], in double precision.
 
     Raises:
-        UserError: if a label is neither 0 nor 1.
+        UserError: if a label is neither 0 nor 1, or a logit is not finite.
     """
     z, y = np.asarray(logits, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     wrong = ~np.isin(y, (0.0, 1.0))
     if wrong.any():
         row = int(np.argmax(wrong))
         raise UserError(f"label {y[row]} of row {row} is neither 0 nor 1")
+    diverged = ~np.isfinite(z)
+    if diverged.any():
+        row = int(np.argmax(diverged))
+        raise UserError(f"the logit of evaluation row {row} is {z[row]}: training diverged; lower optimizer.lr")
     if len(y) == 0:
         return Metrics(ne=None, auc=None, logloss=None, calibration=None, rows=0)
     # log_expit keeps its precision where log(expit(z)) is already -inf.

@@ -20,6 +20,7 @@ import yaml
 
 from sparse2d import __version__
 from sparse2d.config import TrainConfig
+from sparse2d.data.atomic import replacing
 from sparse2d.environment import found_versions
 
 SCHEMA = 1
@@ -52,9 +53,8 @@ def fingerprint(config: TrainConfig, data_digest: str) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a whole file or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text)
 
 
 class RunDirectory:
@@ -75,7 +75,7 @@ class RunDirectory:
         """The record of a finished run of the same fingerprint, if there is one."""
         try:
             record = json.loads((self.path / "record.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, json.JSONDecodeError):
             return None
         return record if record.get("status") == "completed" else None
 

@@ -29,15 +29,23 @@ def configure_rank_logging(run_dir: Path, is_first: bool) -> None:
     root, ours = logging.getLogger(), logging.getLogger("sparse2d")
     # TorchRec logs through the root logger while it is imported, which gives it a handler on stderr.
     root.handlers.clear()
+    ours.handlers.clear()
     root.setLevel(logging.WARNING)
     ours.setLevel(logging.INFO if is_first else logging.ERROR)
     if is_first:
         to_file = logging.FileHandler(run_dir / "run.log")
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(to_file)
-        ours.addHandler(logging.StreamHandler(sys.stderr))
+        ours.addHandler(_Terminal())
     else:
         root.addHandler(logging.NullHandler())
+
+
+class _Terminal(logging.Handler):
+    """Standard error as it is at the moment: while there is a bar, rich puts lines above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
 
 
 class RunLog:
@@ -91,7 +99,9 @@ class RunLog:
         if not self._is_first:
             return
         self._metrics.write(point)
-        self._tracker.log({key: value for key, value in point.items() if key != "step"}, step=point["step"])
+        # wandb keeps the last value of each curve in its summary, where ne, auc and qps are the run's final figures.
+        curves = {key if "/" in key else f"train/{key}": value for key, value in point.items() if key != "step"}
+        self._tracker.log(curves, step=point["step"])
         figures = " ".join(f"{key} {_short(value)}" for key, value in point.items() if key != "step")
         if self._bar is not None:
             self._bar.update(self._task, figures=figures)

@@ -47,6 +47,7 @@ class UnionSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hydra's hook before ``sweep``."""
         self._hydra_context = hydra_context
+        self._config = config
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -55,13 +56,14 @@ class UnionSweeper(Sweeper):
         """The overrides of each job, each job once, in order."""
         parser = OverridesParser.create(config_loader=self._hydra_context.config_loader)
         common = [f"{key}={value}" for key, value in self._params.items()]
-        jobs: dict[tuple[str, ...], None] = {}
+        jobs: dict[frozenset[str], list[str]] = {}
         for arm in self._arms:
             # split_arguments keeps the last value of a key, so the command line wins.
             overrides = parser.parse_overrides([*common, *shlex.split(arm), *arguments])
             for batch in BasicSweeper.split_arguments(overrides, None):
-                jobs.update(dict.fromkeys(tuple(job) for job in batch))
-        return [list(job) for job in jobs]
+                for job in batch:
+                    jobs.setdefault(frozenset(job), job)
+        return list(jobs.values())
 
     def sweep(self, arguments: list[str]) -> list[JobReturn]:
         """Run all jobs.
@@ -70,6 +72,9 @@ class UnionSweeper(Sweeper):
             UserError: at the end, if a job failed.
         """
         jobs = self.jobs(arguments)
+        for job in jobs:
+            # One that does not compose would end the sweep in its middle: refuse it before any job runs.
+            self._hydra_context.config_loader.load_sweep_config(self._config, job)
         results: list[JobReturn] = []
         failed: list[str] = []
         for index, job in enumerate(jobs):

@@ -67,10 +67,13 @@ def prepare(data: DataConfig, progress: bool = True) -> Path:
         shown = progress and console.is_terminal
         # Equal copies would do no harm, but the ranks of a host should not all do the same work.
         with (
-            FileLock(out_dir / ".lock"),
+            FileLock(lock := out_dir / ".lock"),
             Progress(console=console, transient=True, disable=not shown) as bar,
         ):
-            return _prepare(data, out_dir, bar)
+            try:
+                return _prepare(data, out_dir, bar)
+            finally:
+                lock.unlink(missing_ok=True)
     except OSError as error:
         reason = f"{error.filename or out_dir}: {error.strerror or error}"
         raise UserError(

@@ -63,17 +63,22 @@ def build(results_dir: Path) -> pd.DataFrame:
 
 
 def _settings(runs: pd.DataFrame) -> pd.Series:
-    """Short hash of each run's config without axes and free options, and of its data."""
+    """Short hash of each run's config without axes, free options and nulls, and of its data."""
     columns = [name for name in map(str, runs) if name.startswith("config.") and not name.startswith(FREE)]
-    texts = runs[[*sorted(columns), "data.digest"]].map(str).agg("\n".join, axis=1)
-    hashes: pd.Series = texts.map(lambda text: hashlib.sha256(text.encode()).hexdigest()[:8])
-    return hashes
+    # Rows rather than columns, and no nulls: the hash of a run must not depend on what other runs have.
+    texts = [str(row.dropna().to_dict()) for _, row in runs[[*sorted(columns), "data.digest"]].iterrows()]
+    return pd.Series([hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts], index=runs.index)
 
 
 def _paired_gap(runs: pd.DataFrame) -> pd.Series:
-    """NE over that of full model parallelism with the same seed, data and settings, minus one, in percent."""
-    keys = [*COMPARISON, "config.seed"]
-    full_mp = runs[runs["parallelism"] == "full_mp"].drop_duplicates(keys).set_index(keys)["eval.ne"]
+    """NE over that of full model parallelism with the same seed, data, optimizer and settings, minus one, in percent.
+
+    The reference's moment is not scaled: full MP has one group, for which c = M is 1.
+    """
+    keys = [*COMPARISON, "config.seed", "unscaled"]
+    runs = runs.assign(unscaled=runs["optimizer"].str.removeprefix("momentum_scaled_"))
+    is_reference = (runs["parallelism"] == "full_mp") & (runs["moment_scale"] == 1)
+    full_mp = runs[is_reference].drop_duplicates(keys).set_index(keys)["eval.ne"]
     reference = full_mp.reindex(pd.MultiIndex.from_frame(runs[keys])).to_numpy()
     gap: pd.Series = (runs["eval.ne"].astype(float) / reference - 1) * 100
     return gap

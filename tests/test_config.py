@@ -1,0 +1,155 @@
+"""The files under conf/ against the declarations, and options that contradict each other."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from sparse2d.config import (
+    ParallelismKind,
+    TableOptimizer,
+    check_train,
+    conf_dir,
+)
+from sparse2d.errors import UserError
+from sparse2d.records import fingerprint
+
+GROUPS = sorted(
+    (folder.name, path.stem)
+    for folder in conf_dir().iterdir()
+    if folder.is_dir() and folder.name not in ("experiment", "local")
+    for path in folder.glob("*.yaml")
+)
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+
+
+def test_defaults_are_complete_and_pass(composed, train_config):
+    assert OmegaConf.missing_keys(composed("train")) == set()
+    check_train(train_config())
+
+
+@pytest.mark.parametrize(("group", "name"), GROUPS)
+def test_every_choice_composes_and_passes(group, name, composed, train_config):
+    config = composed("train", f"{group}={name}")
+    assert OmegaConf.missing_keys(config) == set()
+    check_train(train_config(f"{group}={name}"))
+
+
+@pytest.mark.parametrize(("group", "name"), [pair for pair in GROUPS if pair[0] == "data"])
+def test_preprocess_takes_the_same_data(group, name, composed, train_config):
+    prepared = OmegaConf.to_object(composed("preprocess", f"{group}={name}"))
+    assert prepared.data == train_config(f"{group}={name}").data
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_composes_under_its_own_name(name, train_config):
+    config = train_config(f"experiment={name}")
+    check_train(config)
+    assert config.experiment == name
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("train.yaml", "log_evry: 5"),
+        ("optimizer/sgd.yaml", "lrr: 1.0"),
+        ("data/criteo_kaggle.yaml", "eval_row: 5"),
+        ("parallelism/sparse_2d.yaml", "group_size: 4"),
+    ],
+)
+def test_files_cannot_hold_undeclared_keys(file, line, composed, tmp_path):
+    shutil.copytree(conf_dir(), tmp_path / "conf")
+    path = tmp_path / "conf" / file
+    path.write_text(f"{path.read_text()}\n{line}\n")
+    choices = [file.removesuffix(".yaml").replace("/", "=")] if "/" in file else []
+    with pytest.raises(HydraException, match=line.split(":")[0]):
+        composed("train", *choices, config_dir=tmp_path / "conf")
+
+
+def test_experiment_files_cannot_hold_undeclared_keys(composed, tmp_path):
+    shutil.copytree(conf_dir(), tmp_path / "conf")
+    Path(tmp_path / "conf" / "experiment" / "odd.yaml").write_text("# @package _global_\nsync:\n  intervall: 3\n")
+    with pytest.raises(HydraException, match="intervall"):
+        composed("train", "experiment=odd", config_dir=tmp_path / "conf")
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("1", 1.0), ("2.5E-3", 0.0025), ("1.", 1.0)])
+def test_learning_rates_are_floats_however_they_are_written(text, value, train_config):
+    lr = train_config(f"optimizer.lr={text}").optimizer.lr
+    assert (lr, type(lr)) == (value, float)
+
+
+def test_one_moment_scale_has_one_fingerprint(train_config):
+    base = "optimizer=momentum_scaled_rowwise_adagrad"
+    prints = {
+        scale: fingerprint(train_config(base, f"optimizer.moment_scale={scale}"), "0" * 64)
+        for scale in ("4", "4.0", "4e0", "auto", "2")
+    }
+    assert prints["4"] == prints["4.0"] == prints["4e0"]
+    assert len(set(prints.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["global_batch_size=0"], r"global_batch_size=0 must be at least 1"),
+        (["eval_batch_size=-2"], r"eval_batch_size=-2 must be at least 1"),
+        (["log_every=0"], r"log_every=0 must be at least 1"),
+        (["max_steps=0"], r"max_steps=0 must be at least 1"),
+        (["sync.interval=0"], r"sync\.interval=0 must be at least 1"),
+        (["launch.num_ranks=0"], r"launch\.num_ranks=0 must be at least 1"),
+        (["launch.threads_per_rank=0"], r"launch\.threads_per_rank=0 must be at least 1"),
+        (["parallelism.num_groups=0"], r"parallelism\.num_groups=0 must be at least 1"),
+        (["data.train_rows=0"], r"data\.train_rows=0 must be at least 1"),
+        (["data.eval_rows=0"], r"data\.eval_rows=0 must be at least 1"),
+        (["seed=-1"], r"seed=-1 must be in \[0, 2\*\*32\)"),
+        (["seed=4294967296"], r"seed=4294967296 must be in"),
+        (["global_batch_size=513"], r"=513 is not divisible by launch\.num_ranks=8; use 512 or 520"),
+        (["global_batch_size=5"], r"=5 is not divisible by launch\.num_ranks=8; use 8$"),
+        (
+            ["parallelism=sparse_2d", "parallelism.num_groups=3"],
+            r"num_ranks=8 is not divisible by parallelism\.num_groups=3; choose M from \[1, 2, 4, 8\]",
+        ),
+        (["parallelism.num_groups=2"], r"num_groups=2 needs parallelism=sparse_2d; full_mp has one group"),
+        (
+            ["parallelism=data_parallel", "parallelism.num_groups=8"],
+            r"num_groups=8 needs parallelism=sparse_2d; data_parallel has one group",
+        ),
+        (["parallelism.sharding=[]"], r"sharding is empty; name at least one of \['table_wise', 'row_wise'"),
+        (["model.embedding_dim=6"], r"embedding_dim=6 must be a positive multiple of 4"),
+        (["model.embedding_dim=0"], r"embedding_dim=0 must be a positive multiple of 4"),
+        (["model.embedding_dim=32"], r"dense_arch=\[64, 16\] must end with model\.embedding_dim=32"),
+        (["model.dense_arch=[]"], r"dense_arch=\[\] must end with model\.embedding_dim=16"),
+        (["model.over_arch=[64,2]"], r"over_arch=\[64, 2\] must end with 1"),
+        (["model.over_arch=[0,1]"], r"at least 1: dense_arch=\[64, 16\], over_arch=\[0, 1\]"),
+        (["optimizer.lr=-0.1"], r"optimizer\.lr=-0\.1 must be a finite number >= 0"),
+        (["optimizer.lr=nan"], r"optimizer\.lr=nan must be a finite"),
+        (["optimizer.dense.lr=inf"], r"optimizer\.dense\.lr=inf must be a finite"),
+        (["optimizer.eps=0"], r"optimizer\.eps=0\.0 must be a finite number > 0"),
+        (["optimizer.dense.eps=nan"], r"optimizer\.dense\.eps=nan must be a finite"),
+        (["optimizer.moment_scale=auto"], r"=auto needs optimizer=momentum_scaled.*, not rowwise_adagrad"),
+        (["optimizer=sgd", "optimizer.moment_scale=4"], r"=4\.0 needs optimizer=momentum_scaled.*, not sgd"),
+        (["optimizer.moment_scale=M"], r"moment_scale=M must be auto or a finite number > 0"),
+        (["optimizer.moment_scale=0"], r"moment_scale=0\.0 must be auto or a finite number > 0"),
+        (["optimizer.moment_scale=nan"], r"moment_scale=nan must be auto or a finite number > 0"),
+    ],
+)
+def test_contradictions_are_refused_with_their_numbers(overrides, message, train_config):
+    with pytest.raises(UserError, match=message) as raised:
+        check_train(train_config(*overrides))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("optimizer", list(TableOptimizer))
+def test_every_divisor_of_the_ranks_is_a_number_of_groups(num_groups, optimizer, train_config):
+    check_train(
+        train_config("parallelism=sparse_2d", f"parallelism.num_groups={num_groups}", f"optimizer={optimizer.name}")
+    )
+
+
+def test_layouts_are_chosen_by_their_group(train_config):
+    for kind in ParallelismKind:
+        assert train_config(f"parallelism={kind.name}").parallelism.kind is kind

@@ -1,0 +1,184 @@
+"""Fingerprints, and the files of a run's folder."""
+
+import dataclasses
+import json
+import math
+import threading
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import tiny_train
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from sparse2d.config import TrainConfig
+from sparse2d.records import MetricsFile, RunDirectory, fingerprint, plain, write_atomically
+
+DIGEST = "0" * 64
+IGNORED = {"results_dir", "rerun", "data.path", "data.out_dir"}
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Dotted name, owner and field name of every option."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", config, field.name
+
+
+def other(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, Enum):
+        return next(member for member in type(value) if member is not value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, list):
+        return [*value, *value[-1:]]
+    if isinstance(value, str):
+        return f"{value}x"
+    return 7 if value is None else value + 1
+
+
+def test_every_option_but_where_and_how_it_is_watched_changes_the_fingerprint(train_config):
+    config = train_config()
+    before = fingerprint(config, DIGEST)
+    unchanged = set()
+    for name, owner, field in leaves(config):
+        value = getattr(owner, field)
+        setattr(owner, field, other(value))
+        if fingerprint(config, DIGEST) == before:
+            unchanged.add(name)
+        setattr(owner, field, value)
+    assert unchanged == IGNORED | {name for name, _, _ in leaves(config) if name.startswith("tracking.")}
+    assert fingerprint(config, DIGEST) == before
+
+
+@given(st.text("0123456789abcdef", min_size=64, max_size=64))
+def test_the_datas_digest_changes_the_fingerprint(digest):
+    config = tiny_train(Path("results"))
+    assert (fingerprint(config, digest) == fingerprint(config, DIGEST)) == (digest == DIGEST)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["optimizer.lr=1e-5", "optimizer.eps=3e-12", "optimizer.dense.lr=12345678.9"],
+        ["optimizer=momentum_scaled_rowwise_adagrad", "parallelism=sparse_2d", "data=criteo_kaggle", "max_steps=5"],
+        ["optimizer=momentum_scaled_rowwise_adagrad", "optimizer.moment_scale=4", "experiment=ne_parity"],
+        ["data=criteo_kaggle", "data.path='on: off #1'", "tracking.entity='null'", "data.name=1e5"],
+    ],
+)
+def test_config_file_gives_the_config_back(overrides, tmp_path, train_config):
+    config = train_config(f"results_dir={tmp_path}", *overrides)
+    run = RunDirectory(config, DIGEST)
+    run.begin()
+    loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(run.path / "config.yaml"))
+    again = OmegaConf.to_object(loaded)
+    assert again == config
+    assert fingerprint(again, DIGEST) == run.fingerprint
+    assert plain(again) == plain(config)
+
+
+def test_a_run_has_its_own_folder_and_no_record_until_it_ends(tmp_path):
+    config = tiny_train(tmp_path)
+    run = RunDirectory(config, DIGEST)
+    assert run.path == tmp_path / "runs" / "test" / fingerprint(config, DIGEST)
+    run.begin()
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+    assert run.completed_record() is None
+    written = run.finish("completed", None, {"eval": {"ne": 0.9, "auc": None}})
+    assert run.completed_record() == written == json.loads((run.path / "record.json").read_text())
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "record.json"]
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_only_completed_runs_are_finished(status, tmp_path):
+    run = RunDirectory(tiny_train(tmp_path), DIGEST)
+    run.begin()
+    run.finish(status, "why", {})
+    assert run.completed_record() is None
+
+
+def test_a_cut_off_record_is_no_record(tmp_path):
+    run = RunDirectory(tiny_train(tmp_path), DIGEST)
+    run.begin()
+    run.finish("completed", None, {})
+    path = run.path / "record.json"
+    path.write_text(path.read_text()[:-8])
+    assert run.completed_record() is None
+
+
+def test_beginning_again_clears_what_an_earlier_attempt_left(tmp_path):
+    run = RunDirectory(tiny_train(tmp_path), DIGEST)
+    run.begin()
+    run.finish("completed", None, {})
+    for name in ("metrics.jsonl", "run.log"):
+        (run.path / name).write_text("old\n")
+    run.begin()
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_json_never_holds_nan(value, tmp_path):
+    run = RunDirectory(tiny_train(tmp_path), DIGEST)
+    run.begin()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.finish("completed", None, {"eval": {"ne": value}})
+    metrics = MetricsFile(run.path / "metrics.jsonl")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        metrics.write({"step": 1, "loss": value})
+    metrics.write({"step": 2, "loss": None})
+    metrics.close()
+    assert not (run.path / "record.json").exists()
+    assert (run.path / "metrics.jsonl").read_text() == '{"step": 2, "loss": null}\n'
+
+
+def test_metrics_are_on_disk_as_soon_as_they_are_written(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in range(1, 4):
+        metrics.write({"step": step})
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, step + 1))
+    metrics.close()
+
+
+def test_readers_see_a_whole_file_at_any_time(tmp_path):
+    path = tmp_path / "record.json"
+    texts = [json.dumps({"value": value} | {str(i): value for i in range(5000)}) for value in range(2)]
+    write_atomically(path, texts[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for turn in range(200):
+            write_atomically(path, texts[turn % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert len(set(json.loads(path.read_text()).values())) == 1
+    writer.join()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "record.json"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "x" * 100_000 + "\ud800")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_command_can_be_typed_again(tmp_path, monkeypatch):
+    program = Path("/some where/src/sparse2d/train.py")
+    monkeypatch.setattr("sys.argv", [str(program), "data.path=my rows.tsv", "seed=1"])
+    record = RunDirectory(tiny_train(tmp_path), DIGEST).finish("completed", None, {})
+    assert record["command"].endswith("-m sparse2d.train 'data.path=my rows.tsv' seed=1")

@@ -1,0 +1,241 @@
+"""The ne_parity table and figure from records written by hand into real files."""
+
+import dataclasses
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from configs import tiny_train
+
+from sparse2d.config import ParallelismKind, TableOptimizer, TrainConfig
+from sparse2d.errors import UserError
+from sparse2d.records import fingerprint, plain
+from sparse2d.report.ne_parity import build
+
+FIGURES = Path(__file__).parents[1] / "paper_figures"
+DIGEST = "d" * 64
+FULL_MP, TWO_D = ParallelismKind.full_mp, ParallelismKind.sparse_2d
+PLAIN, SCALED = TableOptimizer.rowwise_adagrad, TableOptimizer.momentum_scaled_rowwise_adagrad
+
+
+def run_config(
+    kind=FULL_MP, num_groups=1, optimizer=PLAIN, moment_scale: float | str = 1.0, seed=0, **options
+) -> TrainConfig:
+    config = tiny_train(Path("results"), kind, num_ranks=4, num_groups=num_groups, optimizer=optimizer)
+    config.optimizer.moment_scale = moment_scale
+    return dataclasses.replace(config, experiment="ne_parity", seed=seed, **options)
+
+
+def record(results_dir: Path, config: TrainConfig, ne: float, *, digest=DIGEST, status="completed", **changes) -> str:
+    """Write one run's record; returns its fingerprint."""
+    name = fingerprint(config, digest)
+    parts = {
+        "data": {"name": "tiny", "digest": digest, "train_rows": 1200, "eval_rows": 200, "base_rate": 0.25},
+        "eval": {"ne": ne, "auc": 0.8 - ne / 10, "logloss": 0.5, "calibration": 1.0, "rows": 200},
+        "eval_constant": {"ne": 1.0, "auc": 0.5, "logloss": 0.6, "calibration": 1.0, "rows": 200},
+        "train": {"rows": 1200, "steps": 20, "qps": 1000.0 * (config.seed + 1)},
+    }
+    content = {
+        "schema": 1,
+        "status": status,
+        "error": None,
+        "provenance": "measured",
+        "experiment": config.experiment,
+        "fingerprint": name,
+        "seed": config.seed,
+        "config": plain(config),
+    }
+    folder = results_dir / "runs" / config.experiment / name
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(content | (parts if status == "completed" else {}) | changes))
+    return name
+
+
+def only(table: pd.DataFrame, **values) -> pd.Series:
+    for column, value in values.items():
+        table = table[table[column] == value]
+    assert len(table) == 1, table
+    return table.iloc[0]
+
+
+@pytest.fixture
+def three_seeds(tmp_path) -> Path:
+    """Full MP, 2D with c = 1 and 2D with c = M on three seeds."""
+    for seed, (full_mp, one, scaled) in enumerate([(0.8, 0.84, 0.80), (0.9, 0.99, 0.90), (0.5, 0.51, 0.49)]):
+        record(tmp_path, run_config(seed=seed), full_mp)
+        record(tmp_path, run_config(TWO_D, 2, seed=seed), one)
+        record(tmp_path, run_config(TWO_D, 2, SCALED, "auto", seed=seed), scaled)
+    return tmp_path
+
+
+def test_gaps_are_paired_by_seed(three_seeds):
+    table = build(three_seeds)
+    row = only(table, parallelism="sparse_2d", optimizer="rowwise_adagrad")
+    gaps = [5.0, 10.0, 2.0]
+    assert row["ne_gap_pct"] == pytest.approx(statistics.mean(gaps))
+    assert row["ne_gap_pct_std"] == pytest.approx(statistics.stdev(gaps))
+    assert row["ne"] == pytest.approx(statistics.mean([0.84, 0.99, 0.51]))
+    assert row["ne_std"] == pytest.approx(statistics.stdev([0.84, 0.99, 0.51]))
+    assert (row["qps"], row["n_seeds"]) == (2000.0, 3)
+    full_mp = only(table, parallelism="full_mp")
+    assert full_mp["ne_gap_pct"] == 0
+    assert full_mp["n_seeds"] == 3
+
+
+def test_automatic_scale_is_shown_as_the_number_of_groups(three_seeds):
+    row = only(build(three_seeds), optimizer="momentum_scaled_rowwise_adagrad")
+    assert (row["moment_scale"], row["num_groups"], row["combine"]) == (2.0, 2, "mean")
+    assert row["ne_gap_pct"] == pytest.approx((0 + 0 - 2) / 3)
+
+
+def test_rows_name_the_runs_behind_them(three_seeds):
+    table = build(three_seeds)
+    row = only(table, optimizer="momentum_scaled_rowwise_adagrad")
+    expected = {fingerprint(run_config(TWO_D, 2, SCALED, "auto", seed=seed), DIGEST) for seed in range(3)}
+    assert set(row["fingerprints"].split()) == expected
+    assert set(table["label"]) == {"measured"}
+
+
+def test_the_constant_predictor_stands_beside_the_models(three_seeds):
+    row = only(build(three_seeds), parallelism="constant")
+    assert (row["ne"], row["auc"], row["n_seeds"]) == (1.0, 0.5, 0)
+    assert pd.isna(row["ne_gap_pct"])
+
+
+def test_the_columns_that_scripts_rely_on_are_there(three_seeds):
+    columns = {"label", "num_ranks", "num_groups", "optimizer", "combine", "moment_scale", "sync_interval"}
+    columns |= {f"{name}{suffix}" for name in ("ne", "auc", "ne_gap_pct", "qps") for suffix in ("", "_std")}
+    assert columns | {"n_seeds", "fingerprints"} <= set(build(three_seeds).columns)
+
+
+def test_one_seed_has_no_spread(tmp_path):
+    record(tmp_path, run_config(), 0.8)
+    row = only(build(tmp_path), parallelism="full_mp")
+    assert row["n_seeds"] == 1
+    assert pd.isna(row["ne_std"])
+
+
+def test_a_seed_without_full_mp_has_no_gap(tmp_path):
+    record(tmp_path, run_config(seed=0), 0.8)
+    record(tmp_path, run_config(TWO_D, 2, seed=0), 0.84)
+    record(tmp_path, run_config(TWO_D, 2, seed=1), 0.99)
+    row = only(build(tmp_path), parallelism="sparse_2d")
+    assert row["n_seeds"] == 2
+    assert row["ne_gap_pct"] == pytest.approx(5.0)
+
+
+def test_full_mp_with_a_scaled_moment_or_another_optimizer_is_no_reference(tmp_path):
+    for scale in (4.0, 9.0, 16.0):
+        record(tmp_path, run_config(optimizer=SCALED, moment_scale=scale), 0.1)
+    sgd = run_config(optimizer=TableOptimizer.sgd)
+    sgd.optimizer.lr = 0.1
+    record(tmp_path, sgd, 0.2)
+    record(tmp_path, run_config(), 0.8)
+    record(tmp_path, run_config(TWO_D, 2, SCALED, "auto"), 0.84)
+    row = only(build(tmp_path), parallelism="sparse_2d")
+    assert row["ne_gap_pct"] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"global_batch_size": 120},
+        {"eval_batch_size": 64},
+        {"model": dataclasses.replace(run_config().model, over_arch=[32, 1])},
+        {"max_steps": 7},
+        {"launch": dataclasses.replace(run_config().launch, num_ranks=2)},
+    ],
+)
+def test_runs_under_other_settings_are_neither_pooled_nor_compared(change, three_seeds):
+    before = build(three_seeds)
+    record(three_seeds, run_config(seed=0, **change), 0.1)
+    record(three_seeds, run_config(TWO_D, 2, seed=9, **change), 0.1)
+    after = build(three_seeds)
+    assert len(after) == len(before) + 3
+    same = after.merge(before[["settings", "num_ranks", "global_batch_size"]].drop_duplicates())
+    pd.testing.assert_frame_equal(same[before.columns], before)
+    added = after[(after["ne"] == 0.1) & (after["parallelism"] == "sparse_2d")].iloc[0]
+    assert pd.isna(added["ne_gap_pct"])
+
+
+def test_runs_on_other_rows_are_not_pooled(three_seeds):
+    before = build(three_seeds)
+    record(three_seeds, run_config(seed=0), 0.1, digest="e" * 64)
+    after = build(three_seeds)
+    assert len(after) == len(before) + 2
+    assert sorted(after.loc[after["parallelism"] == "full_mp", "n_seeds"]) == [1, 3]
+
+
+def test_where_files_lie_does_not_keep_runs_apart(tmp_path):
+    record(tmp_path, run_config(seed=0), 0.8)
+    moved = run_config(seed=1)
+    moved.data = dataclasses.replace(moved.data, path="/elsewhere", out_dir="/elsewhere/too")
+    moved.tracking = dataclasses.replace(moved.tracking, project="another")
+    record(tmp_path, dataclasses.replace(moved, results_dir="/elsewhere", rerun=True), 0.9)
+    assert only(build(tmp_path), parallelism="full_mp")["n_seeds"] == 2
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_runs_that_did_not_complete_are_left_out(status, three_seeds):
+    before = build(three_seeds)
+    record(three_seeds, run_config(seed=7), 0.1, status=status)
+    pd.testing.assert_frame_equal(build(three_seeds), before)
+
+
+def test_undefined_metrics_are_kept_out_of_means(tmp_path):
+    record(tmp_path, run_config(seed=0), 0.8)
+    undefined = {"ne": None, "auc": None, "logloss": 0.1, "calibration": None, "rows": 3}
+    record(tmp_path, run_config(seed=1), 0.8, eval=undefined)
+    row = only(build(tmp_path), parallelism="full_mp")
+    assert row["ne"] == pytest.approx(0.8)
+
+
+def test_a_damaged_record_is_named(three_seeds):
+    path = next(three_seeds.glob("runs/*/*/record.json"))
+    path.write_text(path.read_text()[:-10])
+    with pytest.raises(UserError, match=rf"{path.parent.name}/record\.json is no JSON"):
+        build(three_seeds)
+
+
+def test_other_experiments_are_no_part_of_the_table(tmp_path):
+    record(tmp_path, dataclasses.replace(run_config(), experiment="adhoc"), 0.8)
+    assert build(tmp_path).empty
+
+
+def test_the_file_is_the_same_bytes_each_time_and_is_shown(three_seeds, program):
+    path = three_seeds / "tables" / "ne_parity.csv"
+    first = program("report", f"results_dir={three_seeds}")
+    content = path.read_bytes()
+    path.unlink()
+    second = program("report", f"results_dir={three_seeds}", "tables=[ne_parity]")
+    assert (first.code, second.code) == (0, 0)
+    assert path.read_bytes() == content
+    assert first.out == second.out
+    for text in ("+5.67", "0.7800", "constant", "momentum_scaled_rowwise_adagrad"):
+        assert text in first.out
+    written = pd.read_csv(path)
+    pd.testing.assert_frame_equal(written, build(three_seeds), check_dtype=False, rtol=1e-5)
+
+
+def test_the_figure_is_drawn_from_the_table_alone_and_is_the_same_each_time(three_seeds, program, tmp_path):
+    for groups, ne in ((4, 0.88), (1, 0.81)):
+        record(three_seeds, run_config(TWO_D, groups), ne)
+    assert program("report", f"results_dir={three_seeds}").code == 0
+    checkout = tmp_path / "checkout"
+    shutil.copytree(FIGURES, checkout / "paper_figures", ignore=shutil.ignore_patterns("*.pdf", "*.png", "__pycache__"))
+    shutil.copytree(three_seeds / "tables", checkout / "results" / "tables")
+    drawn = []
+    for _ in range(2):
+        script = checkout / "paper_figures" / "ne_parity.py"
+        subprocess.run([sys.executable, script], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+        files = sorted((checkout / "paper_figures").glob("ne_parity.p[dn][fg]"))
+        drawn.append([file.read_bytes() for file in files])
+        for file in files:
+            file.unlink()
+    assert [content[:4] for content in drawn[0]] == [b"%PDF", b"\x89PNG"]
+    assert drawn[0] == drawn[1]

@@ -1,0 +1,122 @@
+"""Unions of grids: which jobs an experiment and a command line make."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from configs import composing
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import HydraContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydra_plugins.sparse2d_sweeper.union_sweeper import UnionSweeper
+from sparse2d.config import conf_dir
+from sparse2d.records import fingerprint
+
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+OPTIMIZERS = ("rowwise_adagrad", "momentum_scaled_rowwise_adagrad")
+
+
+def jobs(arms: list[str], params: dict[str, str], arguments: list[str]) -> list[list[str]]:
+    """The jobs, with Hydra's own parser and configs."""
+    sweeper = UnionSweeper(arms, params)
+    with composing(conf_dir()):
+        sweeper._hydra_context = HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=None)
+        return sweeper.jobs(arguments)
+
+
+def test_command_line_alone_is_one_grid():
+    assert jobs([], {}, ["seed=0,1", "optimizer=sgd", "sync.interval=1,4"]) == [
+        ["seed=0", "optimizer=sgd", "sync.interval=1"],
+        ["seed=0", "optimizer=sgd", "sync.interval=4"],
+        ["seed=1", "optimizer=sgd", "sync.interval=1"],
+        ["seed=1", "optimizer=sgd", "sync.interval=4"],
+    ]
+
+
+def test_arms_are_united_in_order_not_crossed():
+    arms = ["parallelism=full_mp", "parallelism=sparse_2d parallelism.num_groups=2,4"]
+    assert jobs(arms, {}, []) == [
+        ["parallelism=full_mp"],
+        ["parallelism=sparse_2d", "parallelism.num_groups=2"],
+        ["parallelism=sparse_2d", "parallelism.num_groups=4"],
+    ]
+
+
+def test_params_and_the_command_line_are_crossed_with_every_arm():
+    made = jobs(["parallelism=full_mp", "parallelism=data_parallel"], {"sync.interval": "1,2"}, ["seed=0,1"])
+    assert len(made) == 8
+    assert {tuple(sorted(job)) for job in made} == {
+        tuple(sorted([f"parallelism={kind}", f"sync.interval={interval}", f"seed={seed}"]))
+        for kind in ("full_mp", "data_parallel")
+        for interval in (1, 2)
+        for seed in (0, 1)
+    }
+
+
+def test_arms_win_over_params_and_the_command_line_over_both():
+    arms, params = ["sync.interval=2", "seed=5"], {"sync.interval": "1", "seed": "0"}
+    assert [sorted(job) for job in jobs(arms, params, [])] == [
+        ["seed=0", "sync.interval=2"],
+        ["seed=5", "sync.interval=1"],
+    ]
+    assert [sorted(job) for job in jobs(arms, params, ["sync.interval=9"])] == [
+        ["seed=0", "sync.interval=9"],
+        ["seed=5", "sync.interval=9"],
+    ]
+
+
+def test_jobs_that_the_command_line_makes_equal_run_once():
+    arms = ["parallelism=sparse_2d parallelism.num_groups=2,4,8", "parallelism=sparse_2d parallelism.num_groups=4"]
+    made = jobs(arms, {}, ["parallelism.num_groups=2"])
+    assert made == [["parallelism=sparse_2d", "parallelism.num_groups=2"]]
+
+
+def test_values_with_blanks_and_brackets_reach_the_job_as_they_are(composed):
+    (job,) = jobs(["data=criteo_kaggle model.over_arch=[8,1]"], {}, ['data.path="/tmp/my rows, all.tsv"'])
+    config = composed("train", *job)
+    assert config.data.path == "/tmp/my rows, all.tsv"
+    assert config.model.over_arch == [8, 1]
+
+
+GRID = st.dictionaries(
+    st.sampled_from(["seed", "sync.interval", "max_steps"]), st.sets(st.integers(1, 4), min_size=1), min_size=1
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(GRID, max_size=3), GRID)
+def test_jobs_are_the_set_that_nested_loops_make(arms, arguments):
+    def line(grid: dict[str, set[int]]) -> list[str]:
+        return [f"{key}={','.join(map(str, sorted(values)))}" for key, values in grid.items()]
+
+    expected = set()
+    for arm in arms or [{}]:
+        cells: list[frozenset[str]] = [frozenset()]
+        for key, values in (arm | arguments).items():
+            cells = [cell | {f"{key}={value}"} for cell in cells for value in values]
+        expected |= set(cells)
+    made = jobs([" ".join(line(arm)) for arm in arms], {}, line(arguments))
+    assert {frozenset(job) for job in made} == expected
+    assert len(made) == len(expected)
+
+
+def experiment_jobs(composed: Callable, name: str) -> list[list[str]]:
+    sweeper = composed("train", f"experiment={name}", with_hydra=True).hydra.sweeper
+    return jobs(list(sweeper.arms), dict(sweeper.params), [f"experiment={name}"])
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_job_of_an_experiment_has_its_own_fingerprint(name, composed, train_config):
+    made = experiment_jobs(composed, name)
+    prints = {fingerprint(train_config(*job), "0" * 64) for job in made}
+    assert len(prints) == len(made)
+
+
+def test_ne_parity_compares_full_mp_with_2d_under_both_moments(composed, train_config):
+    configs = [train_config(*job) for job in experiment_jobs(composed, "ne_parity")]
+    layouts = Counter((c.parallelism.kind.name, c.parallelism.num_groups, c.optimizer.name.name) for c in configs)
+    expected = [("full_mp", 1, OPTIMIZERS[0])] + [("sparse_2d", m, name) for m in (2, 4, 8) for name in OPTIMIZERS]
+    assert layouts == Counter(expected)
+    assert {c.launch.num_ranks for c in configs} == {8}
