@@ -52,7 +52,7 @@ def record(results_dir: Path, config: TrainConfig, ne: float, *, digest=DIGEST, 
     }
     folder = results_dir / "runs" / config.experiment / name
     folder.mkdir(parents=True)
-    (folder / "record.json").write_text(json.dumps(content | (parts if status == "completed" else {}) | changes))
+    (folder / "record.json").write_text(json.dumps(content | parts | changes))
     return name
 
 

@@ -328,7 +328,8 @@ def test_a_killed_sweep_leaves_no_rank_and_continues_where_it_stopped(tmp_path, 
     arguments = ["-m", *tiny_overrides(tmp_path, data_dir, LONG), "max_steps=10,400"]
 
     def by_steps() -> dict[int, Path]:
-        configs = {path: yaml.safe_load((path / "config.yaml").read_text()) for path in run_dirs(tmp_path)}
+        # A folder is there before the config in it.
+        configs = {path.parent: yaml.safe_load(path.read_text()) for path in tmp_path.glob("runs/*/*/config.yaml")}
         return {config["max_steps"]: path for path, config in configs.items()}
 
     with started(*arguments) as process:
