@@ -117,7 +117,7 @@ class DataConfig:
     path: str | None = None
     # Where prepared arrays are kept, one folder for each input and set of options.
     out_dir: str = "${results_dir}/data"
-    # Of train_parts + eval_parts equal parts of the rows, in time order, the first train_parts train, the rest evaluate.
+    # Of train_parts + eval_parts equal parts of the rows, in time order, the first train_parts train, the rest scores.
     train_parts: int = 6
     eval_parts: int = 1
     # Use only the first so many rows of either part; null = all.

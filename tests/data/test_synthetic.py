@@ -23,7 +23,7 @@ VOCABULARY = [3, 3, 1000, 3, 50, *[10] * 21]
 def read(path) -> RawRows:
     chunks = list(read_raw(path))
     fields = ("labels", "dense", "dense_missing", "tokens", "tokens_missing")
-    return RawRows(*(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in fields), file_bytes=0)
+    return RawRows(*(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in fields))
 
 
 @pytest.fixture(scope="module")

@@ -134,10 +134,10 @@ def _prepare(data: DataConfig, out_dir: Path, bar: Progress) -> Path:
         read_manifest(folder).check_files(folder)
         return folder
 
-    task = bar.add_task(f"rows of {raw.name}", total=size)
+    task = bar.add_task(f"rows of {raw.name}", total=None)
     with replacing(folder) as temporary:
         temporary.mkdir()
-        missing = _write_arrays(raw, temporary, data.num_embeddings, lambda done: bar.update(task, completed=done))
+        missing = _write_arrays(raw, temporary, data.num_embeddings, lambda rows: bar.advance(task, rows))
         source = {"file": raw.name, "bytes": size, "sha256": sha256}
         if data.source is DataSource.synthetic:
             source["synthetic"] = {**dataclasses.asdict(data.synthetic), "table_rows": list(data.table_rows)}
@@ -178,7 +178,7 @@ def _write_arrays(
             append_labels(rows.labels[:, None])
             dense_missing += rows.dense_missing.sum(axis=0)
             sparse_missing += rows.tokens_missing.sum(axis=0)
-            on_bytes(rows.file_bytes)
+            on_bytes(len(rows))
     return dense_missing, sparse_missing
 
 
