@@ -16,7 +16,7 @@ def main(config: PreprocessConfig) -> None:
     log.info(
         "%s: %d rows; train %d..%d, eval %d..%d; base rate %.4f; %d table rows -> %s",
         dataset.name,
-        len(dataset.labels),
+        dataset.manifest.rows,
         dataset.train.start,
         dataset.train.stop,
         dataset.eval.start,

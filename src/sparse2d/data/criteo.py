@@ -43,7 +43,7 @@ _FIELDS = (
     *((name, _TOKEN, "1 to 8 hex digits or nothing") for name in FEATURE_NAMES),
 )
 _LINE = re.compile(b"\t".join(pattern for _, pattern, _ in _FIELDS))
-_LONGEST_LINE = 1 + NUM_DENSE * 21 + NUM_SPARSE * 9
+LONGEST_LINE = 1 + NUM_DENSE * 21 + NUM_SPARSE * 9
 _INT64 = np.iinfo(np.int64)
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -113,7 +113,7 @@ def _blocks_of_lines(path: Path, text: BinaryIO | gzip.GzipFile, block_bytes: in
         if not block:
             break
         *lines, rest = (rest + block).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
+        if len(rest) > LONGEST_LINE:
             # No line is that long: hand it over to be refused, rather than gather a file without line feeds in memory.
             lines, rest = [*lines, rest], b""
         if lines:

@@ -1,0 +1,39 @@
+"""From tokens to table rows: ``hash`` (modulo the table's rows) and ``contiguous`` (by a vocabulary)."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparse2d.config import NUM_SPARSE
+from sparse2d.data.criteo import SPARSE_MAPPING, sparse_ids
+
+
+class IdMap(Protocol):
+    """A mapping of one dataset: ``num_embeddings`` rows in each table, ``name`` in words, ``digest`` of its content."""
+
+    num_embeddings: list[int]
+    name: str
+    digest: str
+
+    def __call__(
+        self, tokens: NDArray[np.uint32], missing: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Ids, int32 [n, 26], and how many tokens of each column the vocabulary does not hold, int64 [26]."""
+
+
+class HashIds:
+    """Token modulo table rows; nothing is out of vocabulary, and a missing value shares row 0."""
+
+    name = SPARSE_MAPPING
+    digest = ""
+
+    def __init__(self, num_embeddings: Sequence[int]) -> None:
+        self.num_embeddings = list(num_embeddings)
+
+    def __call__(
+        self, tokens: NDArray[np.uint32], missing: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """See ``IdMap``."""
+        return sparse_ids(tokens, missing, self.num_embeddings), np.zeros(NUM_SPARSE, np.int64)
