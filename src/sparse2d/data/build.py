@@ -7,14 +7,17 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 import sparse2d
-from sparse2d.config import DataConfig, DataSource, IdMapping
+from sparse2d.config import DataConfig, DataSource, IdMapping, OnBadLine, SplitKind
 from sparse2d.data import capacity, synthetic
+from sparse2d.data.atomic import replacing
 from sparse2d.data.digests import KnownDigests
+from sparse2d.data.fit import fit_vocabulary
 from sparse2d.data.ids import HashIds, IdMap
 from sparse2d.data.ingest import DayRecord, DaySource, ingest_day, read_record, record_name, seen_name
 from sparse2d.data.manifest import (
@@ -36,11 +39,13 @@ from sparse2d.data.seen import SeenIds
 from sparse2d.data.sources import RawDay, Rejects, SyntheticDay, synthetic_days
 from sparse2d.data.splits import split_options, split_ranges
 from sparse2d.data.threads import side_by_side
+from sparse2d.data.vocabulary import VOCABULARY, Vocabulary, VocabularyIds
 from sparse2d.errors import UserError
 
 log = logging.getLogger(__name__)
 
 REJECTS = "rejects.tsv"
+_DIGESTS = ".digests.json"
 
 
 def build(data: DataConfig, inputs: Mapping[int, Path], out_dir: Path, progress: bool) -> Path:
@@ -49,17 +54,17 @@ def build(data: DataConfig, inputs: Mapping[int, Path], out_dir: Path, progress:
     Raises:
         UserError: for a bad raw file or too little room; finished days are kept for the next call.
     """
-    known = KnownDigests(out_dir / ".digests.json")
-    options = _options(data, list(inputs)) | {"split": split_options(data)}
-    if (found := _finished(data, options, inputs, out_dir, known)) is not None:
+    if (found := find(data, inputs, out_dir)) is not None:
+        read_manifest(found).check_files(found)
         return found
+    known = KnownDigests(out_dir / _DIGESTS)
+    options = _all_options(data, inputs)
     workers = data.workers or default_workers()
     # Other splits do not change the days.
     partial = out_dir / f".{data.name}-{key_digest(_options(data, list(inputs)))[:12]}.partial"
     partial.mkdir(exist_ok=True)
     try:
-        for leftover in partial.glob(".*.tmp"):
-            leftover.unlink()
+        _remove_leftovers(partial)
         with ThreadPoolExecutor(workers) as pool, Progress(progress) as bar:
             ids = _id_map(data, inputs, partial, known, pool, workers, bar)
             _check_before_start(data, inputs, partial, workers, ids)
@@ -78,6 +83,15 @@ def build(data: DataConfig, inputs: Mapping[int, Path], out_dir: Path, progress:
     return folder
 
 
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process was writing."""
+    for leftover in folder.glob(".*.tmp"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
+
+
 def _options(data: DataConfig, days: list[int]) -> dict[str, Any]:
     """Everything that decides the arrays, but for the inputs' content."""
     options: dict[str, Any] = {
@@ -89,7 +103,10 @@ def _options(data: DataConfig, days: list[int]) -> dict[str, Any]:
         "on_bad_line": data.on_bad_line.name,
     }
     if data.ids is IdMapping.contiguous:
-        options |= {"min_count": data.min_count, "vocabulary": _vocabulary_digest(data)}
+        options |= {
+            "min_count": data.min_count,
+            "vocabulary": data.vocabulary and Vocabulary.load(Path(data.vocabulary)).digest,
+        }
     if data.source is DataSource.synthetic:
         options |= {
             "generator": synthetic.GENERATOR_VERSION,
@@ -101,26 +118,24 @@ def _options(data: DataConfig, days: list[int]) -> dict[str, Any]:
     return options
 
 
-def _vocabulary_digest(data: DataConfig) -> str | None:
-    return None
+def _all_options(data: DataConfig, inputs: Mapping[int, Path]) -> dict[str, Any]:
+    """Those, and what decides the rest of the dataset or whether there may be one."""
+    rejects = {"max_rejects": data.max_rejects} if data.on_bad_line is OnBadLine.reject else {}
+    return _options(data, list(inputs)) | {"split": split_options(data)} | rejects
 
 
 def _folder(data: DataConfig, options: Mapping[str, Any], sources: list[str], out_dir: Path) -> Path:
     return out_dir / f"{data.name}-{key_digest({**options, 'sources': sources})[:12]}"
 
 
-def _finished(
-    data: DataConfig, options: Mapping[str, Any], inputs: Mapping[int, Path], out_dir: Path, known: KnownDigests
-) -> Path | None:
-    """The folder, if it is there; inputs are read for their digests only where that may find one."""
-    may_exist = any(out_dir.glob(f"{data.name}-*/{MANIFEST}"))
-    if not may_exist:
+def find(data: DataConfig, inputs: Mapping[int, Path], out_dir: Path) -> Path | None:
+    """The folder of a finished dataset; inputs are read for their digests only where that may find one."""
+    if not any(out_dir.glob(f"{data.name}-*/{MANIFEST}")):
         return None
+    known = KnownDigests(out_dir / _DIGESTS)
+    options = _all_options(data, inputs)
     folder = _folder(data, options, [known.get_or_read(path) for path in inputs.values()], out_dir)
-    if not folder.is_dir():
-        return None
-    read_manifest(folder).check_files(folder)
-    return folder
+    return folder if folder.is_dir() else None
 
 
 def _id_map(
@@ -132,7 +147,39 @@ def _id_map(
     workers: int,
     bar: Progress,
 ) -> IdMap:
-    return HashIds(data.num_embeddings)
+    """The mapping from tokens to ids; a vocabulary that was fitted in an earlier call is taken over."""
+    if data.ids is IdMapping.hash:
+        return HashIds(data.num_embeddings)
+    file = partial / VOCABULARY
+    if data.vocabulary is not None:
+        vocabulary = Vocabulary.load(Path(data.vocabulary))
+        vocabulary.save(file)
+    elif file.is_file() and _fitted_on(file) == _fit_key(data, inputs, known):
+        vocabulary = Vocabulary.load(file)
+    else:
+        file.unlink(missing_ok=True)
+        with TemporaryDirectory(prefix=".counts.", suffix=".tmp", dir=partial) as folder:
+            vocabulary = fit_vocabulary(data, inputs, Path(folder), known, pool, workers, bar)
+        with replacing(_fit_file(file)) as temporary:
+            temporary.write_text(_fit_key(data, inputs, known))
+        vocabulary.save(file)
+        log.info("fitted a vocabulary of %d tokens", sum(len(tokens) for tokens in vocabulary.tokens))
+    return VocabularyIds(vocabulary, data.min_table_rows, data.max_table_rows)
+
+
+def _fit_file(vocabulary: Path) -> Path:
+    return vocabulary.with_suffix(".key")
+
+
+def _fitted_on(vocabulary: Path) -> str:
+    file = _fit_file(vocabulary)
+    return file.read_text() if file.is_file() else ""
+
+
+def _fit_key(data: DataConfig, inputs: Mapping[int, Path], known: KnownDigests) -> str:
+    """What a vocabulary depends on: the splits, and the content of the inputs that hold training rows."""
+    training = list(inputs)[:-1] if data.split is SplitKind.last_day else list(inputs)
+    return key_digest({"split": split_options(data), "sources": [known.get_or_read(inputs[day]) for day in training]})
 
 
 def _check_before_start(data: DataConfig, inputs: Mapping[int, Path], partial: Path, workers: int, ids: IdMap) -> None:
@@ -301,6 +348,7 @@ def _name(partial: Path, folder: Path, records: list[DayRecord], manifest: Manif
     for record in records:
         (partial / seen_name(record.day)).unlink()
         (partial / record_name(record.day)).unlink()
+    _fit_file(partial / VOCABULARY).unlink(missing_ok=True)
     try:
         partial.rename(folder)
     except OSError:

@@ -23,7 +23,7 @@ from sparse2d.data.atomic import replacing
 from sparse2d.data.digests import sha256_of
 from sparse2d.data.manifest import PARTS, OutputFile, array_name
 from sparse2d.data.npy import npy_appender
-from sparse2d.data.seen import SeenIds
+from sparse2d.data.seen import SeenIds, widen
 from sparse2d.data.threads import in_order
 from sparse2d.errors import UserError
 
@@ -177,8 +177,7 @@ class _Totals:
         self.rows += len(piece.labels)
         self.positives += int(piece.labels.sum())
         self.seen.add(piece.sparse)
-        np.minimum(self.dense_min, piece.dense.min(axis=0), out=self.dense_min)
-        np.maximum(self.dense_max, piece.dense.max(axis=0), out=self.dense_max)
+        widen(piece.dense, self.dense_min, self.dense_max)
         self.dense_missing += piece.dense_missing
         self.sparse_missing += piece.sparse_missing
         self.sparse_oov += piece.sparse_oov

@@ -52,6 +52,27 @@ def prepare(data: DataConfig, progress: bool = True) -> Path:
         return build(data, raw_inputs(data), out_dir, progress)
 
 
+def prepared_folder(data: DataConfig) -> Path:
+    """The folder that was prepared for these options; nothing is made.
+
+    Raises:
+        UserError: if there is none, or an option is bad.
+    """
+    check_split_options(data)
+    if data.path is not None and (Path(data.path) / MANIFEST).is_file():
+        return Path(data.path)
+    _check(data)
+    if not Path(data.out_dir).is_dir():
+        raise UserError(f"data.out_dir={data.out_dir} does not exist: nothing was prepared there")
+    from sparse2d.data.build import find
+
+    with working_in(Path(data.out_dir)) as out_dir:
+        found = find(data, raw_inputs(data), out_dir)
+    if found is None:
+        raise UserError(f"data.out_dir={out_dir} holds nothing that was prepared with these options")
+    return found
+
+
 def is_arrays(folder: Path) -> bool:
     """Whether a folder holds arrays of another program: ``day_D_dense.npy`` and so on, without a manifest."""
     return folder.is_dir() and any(folder.glob(DENSE.replace("0", "*")))
@@ -125,8 +146,8 @@ def _check_source(data: DataConfig) -> None:
         for name in ("path", "raw_dir", "days"):
             if (value := getattr(data, name)) is not None:
                 raise UserError(f"data.{name}={value} has no effect with data.source=synthetic; leave one of them out")
-        if data.on_bad_line is OnBadLine.reject:
-            raise UserError("data.on_bad_line=reject has no effect with data.source=synthetic")
+        if data.on_bad_line is OnBadLine.reject or data.ids is IdMapping.contiguous:
+            raise UserError("data.on_bad_line=reject and data.ids=contiguous need raw files, not synthetic rows")
         return
     if data.path is not None and data.raw_dir is not None:
         raise UserError(f"data.path={data.path} and data.raw_dir={data.raw_dir}: give one of them")

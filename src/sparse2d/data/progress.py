@@ -1,6 +1,7 @@
 """A progress bar over days that are converted side by side: rows per second and time left."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -49,7 +50,7 @@ class Progress:
         """
         task = self._bar.add_task(name, total=days, rows=0, rows_per_s=0.0)
         shares: dict[int, float] = {}
-        rows = 0
+        rows, started = 0, time.monotonic()
         lock = threading.Lock()
 
         def listener(day: int, stop: threading.Event) -> OnRows:
@@ -60,8 +61,7 @@ class Progress:
                 with lock:
                     rows += more
                     shares[day] = share
-                    elapsed = self._bar.tasks[task].elapsed or 0.0
-                    rate = rows / elapsed if elapsed else 0.0
+                    rate = rows / (time.monotonic() - started)
                     self._bar.update(task, completed=sum(shares.values()), rows=rows, rows_per_s=rate)
 
             return on_rows

@@ -1,4 +1,7 @@
-"""Which ids occur: exact, in one bit for each table row, whatever the number of rows."""
+"""Statistics of columns, in one pass over rows that are in the cache.
+
+Which ids occur is exact, in one bit for each table row, whatever the number of rows.
+"""
 
 from collections.abc import Sequence
 
@@ -48,3 +51,22 @@ def _mark(
             bits[place] |= np.uint8(1) << np.uint8(index & 7)
             smallest[column] = min(smallest[column], index)
             largest[column] = max(largest[column], index)
+
+
+@numba.njit(cache=True, nogil=True, boundscheck=False)
+def count_true(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many are true in each column."""
+    counts = np.zeros(mask.shape[1], np.int64)
+    for row in range(mask.shape[0]):
+        for column in range(mask.shape[1]):
+            counts[column] += mask[row, column]
+    return counts
+
+
+@numba.njit(cache=True, nogil=True, boundscheck=False)
+def widen(values: NDArray[np.float32], smallest: NDArray[np.float32], largest: NDArray[np.float32]) -> None:
+    """Extend each column's range to some finite values, [n, columns]."""
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            smallest[column] = min(smallest[column], values[row, column])
+            largest[column] = max(largest[column], values[row, column])

@@ -18,6 +18,7 @@ from sparse2d.data.ids import IdMap
 from sparse2d.data.ingest import Piece
 from sparse2d.data.mappings import map_dense
 from sparse2d.data.raw import read_text
+from sparse2d.data.seen import count_true
 from sparse2d.data.synthetic import CHUNK_ROWS, Teacher, TeacherSums
 from sparse2d.errors import UserError
 
@@ -30,6 +31,8 @@ class Rejects:
         self._strict = data.on_bad_line is OnBadLine.strict
         self._count = so_far
         self._lock = threading.Lock()
+        if so_far > self.most:
+            raise UserError(f"{so_far} bad lines in finished days, more than data.max_rejects={self.most}; raise it")
 
     def add(self, path: Path, line: int, reason: str) -> None:
         """Count one.
@@ -144,8 +147,8 @@ def to_piece(rows: RawRows, data: DataConfig, ids: IdMap) -> Piece:
         dense=map_dense(rows.dense, rows.dense_missing, data),
         sparse=sparse,
         labels=rows.labels,
-        dense_missing=rows.dense_missing.sum(axis=0),
-        sparse_missing=rows.tokens_missing.sum(axis=0),
+        dense_missing=count_true(rows.dense_missing),
+        sparse_missing=count_true(rows.tokens_missing),
         sparse_oov=oov,
         num_lines=len(rows),
     )
