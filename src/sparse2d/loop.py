@@ -109,8 +109,10 @@ def train(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo,
         log.info("the last %d training rows fill no batch of %d and are dropped", dropped, batch_size)
     timer = StepTimer(min(WARMUP_STEPS, steps // 2), synchronise=dist.barrier)
     window = Window(rank)
-    order = {"max_steps": steps, "shuffle_seed": config.data.shuffle_seed}
-    batches = prefetch(train_batches(dataset, batch_size, rank.rank, rank.world_size, **order))
+    seed = config.data.shuffle_seed
+    batches = prefetch(
+        train_batches(dataset, batch_size, rank.rank, rank.world_size, max_steps=steps, shuffle_seed=seed)
+    )
     engine.model.train()
     run_log.start_training(steps)
     for step in range(1, steps + 1):

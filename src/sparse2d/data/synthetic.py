@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
@@ -31,6 +32,8 @@ _CALIBRATION_ROWS = 65_536
 # Children of the seed: one stream for each use, so that none of them moves another.
 _TEACHER, _CALIBRATION, _CHUNKS = range(3)
 _TOKENS = 2**32
+# Parts of [0, 1) that know where their ids lie. A power of two, so that the part of a number is exact.
+_GUIDE = 4096
 # Shares of the real log's I2.
 _I2, _MINUS_ONE, _MINUS_TWO = 1, 0.1, 0.0007
 
@@ -67,6 +70,7 @@ class Teacher:
     dense_log_mean: NDArray[np.float64]
     dense_log_std: NDArray[np.float64]
     dense_weights: NDArray[np.float64]
+    guides: list[NDArray[np.int64]]
     scale: float = 1.0
     bias: float = 0.0
 
@@ -80,11 +84,11 @@ class Teacher:
         dense_missing = rng.random((rows, NUM_DENSE)) < self.config.missing_rate
         uniform = rng.random((NUM_SPARSE, rows))
         missing = rng.random((NUM_SPARSE, rows)) < self.config.missing_rate
-        ids = [
-            np.where(gone, len(cdf), np.searchsorted(cdf, u, side="right"))
-            for cdf, u, gone in zip(self.cumulative, uniform, missing, strict=True)
-        ]
-        return Inputs(dense, dense_missing, np.stack(ids, axis=1))
+        # Feature by feature in memory: that is how they are drawn, and how effects and tokens are looked up.
+        ids = np.empty(uniform.shape, np.int64)
+        for feature, (cdf, guide) in enumerate(zip(self.cumulative, self.guides, strict=True)):
+            _invert(cdf, guide, uniform[feature], missing[feature], ids[feature])
+        return Inputs(dense, dense_missing, ids.T)
 
     def logits(self, inputs: Inputs) -> NDArray[np.float64]:
         """The teacher's logit of each row, float64 [n]."""
@@ -131,7 +135,8 @@ def plant_teacher(config: SyntheticConfig, table_rows: Sequence[int]) -> Teacher
     log_mean, log_std = rng.uniform(0.0, 5.0, NUM_DENSE), rng.uniform(0.7, 1.7, NUM_DENSE)
     effects = [_effects(rng, size, config.latent_dim) for size in sizes]
     weights = rng.normal(size=NUM_DENSE) / log_std
-    parts = (config, cumulative, effects, tokens, log_mean, log_std, weights)
+    guides = [np.searchsorted(cdf, np.arange(_GUIDE + 1) / _GUIDE, side="right") for cdf in cumulative]
+    parts = (config, cumulative, effects, tokens, log_mean, log_std, weights, guides)
 
     unscaled = Teacher(*parts)
     logits = unscaled.logits(unscaled.inputs(_stream(config.seed, _CALIBRATION), _CALIBRATION_ROWS))
@@ -231,6 +236,31 @@ def _stream(seed: int, *use: int) -> np.random.Generator:
 def _power_law_cdf(size: int, exponent: float) -> NDArray[np.float64]:
     cumulative = np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -exponent)
     return np.asarray(cumulative / cumulative[-1])
+
+
+@numba.njit(cache=True, nogil=True, boundscheck=False)
+def _invert(
+    cdf: NDArray[np.float64],
+    guide: NDArray[np.int64],
+    uniform: NDArray[np.float64],
+    missing: NDArray[np.bool_],
+    ids: NDArray[np.int64],
+) -> None:
+    """``np.searchsorted(cdf, uniform, side="right")``, from the part of the table that ``guide`` tells."""
+    for row in range(len(uniform)):
+        if missing[row]:
+            ids[row] = len(cdf)
+            continue
+        u = uniform[row]
+        part = int(u * _GUIDE)
+        low, high = guide[part], guide[part + 1]
+        while low < high:
+            middle = (low + high) >> 1
+            if cdf[middle] <= u:
+                low = middle + 1
+            else:
+                high = middle
+        ids[row] = low
 
 
 def _effects(rng: np.random.Generator, size: int, latent_dim: int) -> NDArray[np.float64]:
