@@ -21,6 +21,7 @@ import zstandard
 from torchrec.datasets.criteo import BinaryCriteoUtils
 
 from sparse2d.config import DenseMapping, OnBadLine, SplitKind, SyntheticConfig
+from sparse2d.data.capacity import estimate_rows
 from sparse2d.data.manifest import read_manifest
 from sparse2d.data.prepare import prepare, prepared_folder
 from sparse2d.data.raw import find_days, read_text
@@ -427,3 +428,15 @@ def test_needs_are_told_and_checked_before_the_start(days, config, caplog, monke
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 1000})())
     with pytest.raises(UserError, match=r"of memory are needed, 1 KB are free; lower data\.workers"):
         made(config(days(), max_table_rows=77))
+
+
+@pytest.mark.parametrize("end", list(COMPRESS))
+def test_rows_are_estimated_from_the_first_lines(tmp_path, line, end):
+    lines = random_lines(line, 2000)
+    small, large = tmp_path / f"small{end}", tmp_path / f"large{end}"
+    small.write_bytes(COMPRESS[end]("\n".join(lines[:50]).encode()))
+    large.write_bytes(COMPRESS[end]("".join(f"{text}\n" for text in lines * 40).encode()))
+    assert estimate_rows(small) == (50, True)
+    rows, exact = estimate_rows(large)
+    assert exact == (end == ".zst")
+    assert rows == pytest.approx(80_000, rel=0.25)

@@ -282,7 +282,7 @@ def _describe(
         rows=first_row,
         num_embeddings=ids.num_embeddings,
         splits=splits,
-        mappings={"dense": dense_mapping_name(data), "sparse": ids.name},
+        mappings={"dense": dense_mapping_name(data), "sparse": ids.name, "vocabulary": ids.digest},
         columns=_columns(folder, records, ids),
         days=days,
         files=files,

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,8 @@ ROW_BYTES = 4 * (NUM_DENSE + NUM_SPARSE + 1)
 # Measured: text, parsed and mapped rows of one piece, with what NumPy needs meanwhile.
 _PIECE_MEMORY = 8 * PIECE_BYTES
 _BASE_MEMORY = 300 << 20
+# Decompressors read ahead: a longer sample makes little of it.
+_SAMPLE_PIECES = 32
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,14 @@ def estimate(rows: int, days: int, workers: int, num_embeddings: Sequence[int], 
 
 
 def estimate_rows(path: Path) -> tuple[int, bool]:
-    """Rows of a raw file, from the length of its first lines and how well they are compressed; true if it is exact."""
-    text, done = next(read_text(path, hashlib.sha256()), (b"", 0))
-    size = path.stat().st_size
-    return (round(size / done * text.count(b"\n")), size == done) if text else (0, True)
+    """Rows of a raw file, from its first lines and how well they are compressed; true if it was read to its end."""
+    pieces = read_text(path, hashlib.sha256())
+    sample = [(text.count(b"\n"), done) for text, done in islice(pieces, _SAMPLE_PIECES)]
+    lines = sum(count for count, _ in sample)
+    if next(pieces, None) is None:
+        return lines, True
+    _, done = sample[-1]
+    return round(path.stat().st_size / done * lines), False
 
 
 def check(needs: Needs, folder: Path) -> None:

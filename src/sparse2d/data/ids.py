@@ -12,7 +12,7 @@ from sparse2d.data.criteo import SPARSE_MAPPING
 
 
 class IdMap(Protocol):
-    """A mapping of one dataset: ``num_embeddings`` rows in each table, ``name`` in words, ``digest`` of its content."""
+    """A mapping of one dataset: rows of each table, its name in words, the digest of its vocabulary, if it has one."""
 
     num_embeddings: list[int]
     name: str
