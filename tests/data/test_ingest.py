@@ -18,11 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 from torchrec.datasets.criteo import BinaryCriteoUtils
 
-from sparse2d.config import DenseMapping, OnBadLine, SplitKind, SyntheticConfig
+from sparse2d.config import DataConfig, DenseMapping, OnBadLine, SplitKind, SyntheticConfig
 from sparse2d.data.capacity import estimate_rows
+from sparse2d.data.criteo import dense_features
 from sparse2d.data.manifest import read_manifest
+from sparse2d.data.mappings import _formula, map_dense
 from sparse2d.data.prepare import prepare, prepared_folder
 from sparse2d.data.raw import find_days, read_text
 from sparse2d.data.synthetic import write_raw
@@ -321,7 +325,7 @@ def test_torchrec_mapping_is_finite_where_torchrecs_overflows(tmp_path, line, co
     np.testing.assert_allclose(dense[4:], np.log([2**31 + 3, 2**31 + 4, 2**63 + 3, 4]), rtol=1e-6)
 
 
-KILLED = """
+PREPARE = """
 import pickle, sys
 import sparse2d.data.build
 from sparse2d.data.prepare import prepare
@@ -343,7 +347,7 @@ def test_killed_at_random_moments_gives_the_digests_of_an_undisturbed_run(tmp_pa
     pickled.write_bytes(pickle.dumps(options))
     rng, kills, resumed = random.Random(0), 0, 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", KILLED, str(pickled)]
+    command = [sys.executable, "-c", PREPARE, str(pickled)]
     out = Path(options.out_dir)
     whole = 1.0
     while kills < 20:
@@ -440,3 +444,34 @@ def test_rows_are_estimated_from_the_first_lines(tmp_path, line, end):
     rows, exact = estimate_rows(large)
     assert exact == (end == ".zst")
     assert rows == pytest.approx(80_000, rel=0.25)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_days(tmp_path, config):
+    synthetic = SyntheticConfig(rows=40_000, vocabulary_scale=0.1)
+    write_raw(tmp_path / "day", tmp_path / "logits.npy", synthetic, config().table_rows)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    show = 'print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])'
+    peaks = {}
+    # The first process may have to compile.
+    for days in (1, 2, 20):
+        raw = tmp_path / f"{days}_days"
+        raw.mkdir()
+        for day in range(days):
+            os.link(tmp_path / "day", raw / f"day_{day}")
+        pickled = tmp_path / "options.pickle"
+        pickled.write_bytes(pickle.dumps(config(raw, workers=2)))
+        command = [sys.executable, "-c", f"{PREPARE}\n{show}", str(pickled)]
+        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        peaks[days] = int(done.stdout.split()[-1])
+    assert peaks[20] < 1.1 * peaks[2]
+
+
+@pytest.mark.parametrize("mapping", list(DenseMapping))
+@given(values=st.lists(st.integers(-5, 5000) | st.integers(-(2**63), 2**63 - 1), min_size=13, max_size=13))
+def test_dense_values_from_the_table_are_those_of_the_formula(mapping, values):
+    rows, missing = np.array([values]), np.array([[value % 5 == 0 for value in values]])
+    data = DataConfig(dense=mapping, dense_min=-2)
+    np.testing.assert_array_equal(map_dense(rows, missing, data), _formula(rows, missing, mapping, -2))
+    if mapping is DenseMapping.fixed_shift:
+        np.testing.assert_array_equal(map_dense(rows, missing, data), dense_features(rows, missing))
