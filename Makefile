@@ -1,6 +1,7 @@
 # make reproduce [DATA=rows.tsv.gz] [SCALE=laptop|full]   environment + data + runs + table + figure
 # make test                                               environment + tests
 # make check                                              environment + lint, format and type checks
+# make bench-ingest                                       rows/s of the ingest beside TorchRec's and polars'
 # make lock                                               pin requirements/*.txt anew from pyproject.toml
 # ACCEL=cpu (default) or ACCEL=cuda chooses the pinned list.
 
@@ -64,3 +65,9 @@ lock: environment
 
 clean:
 	rm -rf results/runs results/data results/sweeps
+
+# Rows/s and peak memory of the ingest beside TorchRec's, polars' and mere reading; writes results/tables/ingest.csv.
+.PHONY: bench-ingest
+bench-ingest: environment
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps "iopath>=0.1.10" "portalocker>=3" "polars>=1.30" "polars-runtime-32>=1.30"
+	$(PY) experiments/ingest/bench.py

@@ -1,6 +1,7 @@
 """What tests run on real ranks; importable by name, since the fork server's children unpickle it."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import time
@@ -32,9 +33,10 @@ from sparse2d.sync.averaging import ReplicaAverager
 
 CPU = torch.device("cpu")
 
-# TorchRec tells every rank's every step; what tests print on failure should be the failure.
-logging.disable(logging.WARNING)
-warnings.simplefilter("ignore")
+# In ranks only: TorchRec tells every rank's every step; what tests print on failure should be the failure.
+if multiprocessing.parent_process() is not None:
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ def test_defaults_are_complete_and_pass(composed, train_config):
 def test_every_choice_composes_and_passes(group, name, composed, train_config):
     config = composed("train", f"{group}={name}")
     assert OmegaConf.missing_keys(config) == set()
-    check_train(train_config(f"{group}={name}"))
+    # Averaging belongs to 2D.
+    check_train(train_config(f"{group}={name}", *(["parallelism=sparse_2d"] if group == "sync" else [])))
 
 
 @pytest.mark.parametrize(("group", "name"), [pair for pair in GROUPS if pair[0] == "data"])
@@ -153,3 +154,8 @@ def test_every_divisor_of_the_ranks_is_a_number_of_groups(num_groups, optimizer,
 def test_layouts_are_chosen_by_their_group(train_config):
     for kind in ParallelismKind:
         assert train_config(f"parallelism={kind.name}").parallelism.kind is kind
+
+
+def test_averaging_every_k_steps_is_for_2d_only(train_config):
+    with pytest.raises(UserError, match=r"sync.interval=16 needs parallelism=sparse_2d; data_parallel averages nothing"):
+        check_train(train_config("sync=local_sgd", "parallelism=data_parallel"))

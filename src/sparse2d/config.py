@@ -23,6 +23,35 @@ class DataSource(Enum):
     raw = "raw"
 
 
+class DenseMapping(Enum):
+    """How a dense value becomes a feature (see ``data/mappings.py``)."""
+
+    fixed_shift = "fixed_shift"
+    torchrec = "torchrec"
+
+
+class IdMapping(Enum):
+    """How a token becomes a table row: modulo the table's rows, or by a vocabulary fitted on the training rows."""
+
+    hash = "hash"
+    contiguous = "contiguous"
+
+
+class OnBadLine(Enum):
+    """Whether a line that breaks the grammar ends the ingest, or is left out and listed."""
+
+    strict = "strict"
+    reject = "reject"
+
+
+class SplitKind(Enum):
+    """Which rows train: the first of equal parts, all days but the last, or ranges given by row."""
+
+    parts = "parts"
+    last_day = "last_day"
+    rows = "rows"
+
+
 class ParallelismKind(Enum):
     """How embedding tables are laid out over the ranks."""
 
@@ -97,6 +126,8 @@ class SyntheticConfig:
     """The planted teacher behind ``data=synthetic`` (see ``data/synthetic.py``)."""
 
     rows: int = 160_000
+    # The rows are dealt over so many days, as equally as can be.
+    days: int = 1
     seed: int = 0
     base_rate: float = 0.25
     zipf_exponent: float = 1.05
@@ -113,13 +144,23 @@ class DataConfig:
 
     name: str = MISSING
     source: DataSource = MISSING
-    # A raw Criteo file (plain or .gz), or a folder that `sparse2d.preprocess` wrote.
+    # A raw Criteo file (plain, .gz or .zst), a folder of them (day_0, day_1.gz, ...), or a folder of arrays: one that
+    # `sparse2d.preprocess` wrote, or MLPerf's or TorchRec's day_D_*.npy.
     path: str | None = None
+    # The same, where only a folder of raw days will do.
+    raw_dir: str | None = None
+    # Days of the folder to take, in numeric order; null = all.
+    days: list[int] | None = None
     # Where prepared arrays are kept, one folder for each input and set of options.
     out_dir: str = "${results_dir}/data"
     # Of train_parts + eval_parts equal parts of the rows, in time order, the first train_parts train, the rest scores.
     train_parts: int = 6
     eval_parts: int = 1
+    split: SplitKind = SplitKind.parts
+    # Score on the first half of those rows only, and keep the second half as `test`.
+    halve_eval: bool = False
+    # With split=rows: [start, stop) of train, eval and, if wanted, test.
+    split_rows: dict[str, list[int]] | None = None
     # Use only the first so many rows of either part; null = all.
     train_rows: int | None = None
     eval_rows: int | None = None
@@ -127,6 +168,23 @@ class DataConfig:
     table_rows: list[int] = MISSING
     min_table_rows: int = 1
     max_table_rows: int = 40_000_000
+    ids: IdMapping = IdMapping.hash
+    # With ids=contiguous: a token is kept if it is seen at least so often in the training rows.
+    min_count: int = 3
+    # With ids=contiguous: use this vocabulary (a file or a prepared folder) instead of fitting one.
+    vocabulary: str | None = None
+    dense: DenseMapping = DenseMapping.fixed_shift
+    # With dense=torchrec: the smallest dense value of the raw files; smaller ones are taken as it.
+    dense_min: int = -2
+    on_bad_line: OnBadLine = OnBadLine.strict
+    # With on_bad_line=reject: more bad lines than this end the ingest after all.
+    max_rejects: int = 1000
+    # Threads that parse; null = one for each core. It changes no output.
+    workers: int | None = None
+    # Train on the rows in an order drawn from `shuffle_seed`: null = time order.
+    shuffle_seed: int | None = None
+    # Ids for each feature and row: the row's own first, the others drawn from a fixed seed; null = one each.
+    multi_hot: list[int] | None = None
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
 
     @property
@@ -243,6 +301,8 @@ class PreprocessConfig:
     """``python -m sparse2d.preprocess``."""
 
     results_dir: str = "results"
+    # Verify what was prepared before instead of preparing: sizes, digests, ranges, finite values.
+    check: bool = False
     data: DataConfig = field(default_factory=DataConfig)
 
 
@@ -305,6 +365,10 @@ def _check_parallelism(config: TrainConfig) -> None:
     elif layout.num_groups != 1:
         raise UserError(
             f"parallelism.num_groups={layout.num_groups} needs parallelism=sparse_2d; {layout.kind.name} has one group"
+        )
+    if config.sync.interval != 1 and layout.kind is not ParallelismKind.sparse_2d:
+        raise UserError(
+            f"sync.interval={config.sync.interval} needs parallelism=sparse_2d; {layout.kind.name} averages nothing"
         )
     if not layout.sharding:
         raise UserError(f"parallelism.sharding is empty; name at least one of {[kind.name for kind in ShardingKind]}")

@@ -4,6 +4,7 @@ import importlib.metadata
 import sys
 from functools import cache
 
+from sparse2d.config import Device
 from sparse2d.errors import UserError
 
 WANTED = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
@@ -45,6 +46,21 @@ def check_environment() -> None:
         wanted = ", ".join(f"{name} {version}" for name, version in WANTED.items())
         found = ", ".join(f"{name} {version or 'absent'}" for name, version in found_versions().items())
         raise UserError(f"FBGEMM does not work here: wanted {wanted}; found {found}; install with `make environment`")
+
+
+def check_device(wanted: Device) -> None:
+    """Refuse CUDA where there is none, before ranks are started.
+
+    Raises:
+        UserError: if ``launch.device=cuda`` and torch finds no GPU.
+    """
+    if wanted is Device.cuda:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UserError(
+                "launch.device=cuda, but torch finds no GPU here; use launch.device=cpu or ACCEL=cuda to install"
+            )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,15 @@ from scipy.special import logit
 
 from sparse2d.config import Device, TrainConfig
 from sparse2d.data.batch import to_torchrec
-from sparse2d.data.dataset import Dataset, dropped_rows, eval_batches, num_train_steps, open_dataset, train_batches
+from sparse2d.data.dataset import (
+    Dataset,
+    dropped_rows,
+    eval_batches,
+    num_train_steps,
+    open_dataset,
+    prefetch,
+    train_batches,
+)
 from sparse2d.engine import Engine, build_engine
 from sparse2d.errors import UserError
 from sparse2d.mesh import RankInfo, process_group, rank_from_env
@@ -52,11 +61,12 @@ def run_rank(job: Job) -> dict[str, Any]:
     configure_rank_logging(job.run_dir, rank.is_first)
     torch.set_num_threads(config.launch.threads_per_rank)
     device = choose_device(config.launch.device, rank)
-    dataset = open_dataset(job.dataset, config.data.train_rows, config.data.eval_rows)
-    with process_group(device), RunLog(config, job.run_dir, job.fingerprint, rank.is_first) as run_log:
+    dataset = open_dataset(job.dataset, config.data.train_rows, config.data.eval_rows, config.data.multi_hot)
+    with process_group(device), ExitStack() as stack:
         engine = build_engine(config, dataset, rank, device)
         startup_s = time.time() - job.launched_at
         log.info("%d ranks ready after %.1f s", rank.world_size, startup_s)
+        run_log = stack.enter_context(RunLog(config, job.run_dir, job.fingerprint, rank.is_first))
         train_results = train(engine, config, dataset, rank, run_log)
         metrics, baseline = evaluate(engine, config, dataset, rank)
         results = {
@@ -106,7 +116,10 @@ def train(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo,
         log.info("the last %d training rows fill no batch of %d and are dropped", dropped, batch_size)
     timer = StepTimer(min(WARMUP_STEPS, steps // 2), synchronise=dist.barrier)
     window = Window(rank)
-    batches = train_batches(dataset, batch_size, rank.rank, rank.world_size, max_steps=steps)
+    seed = config.data.shuffle_seed
+    batches = prefetch(
+        train_batches(dataset, batch_size, rank.rank, rank.world_size, max_steps=steps, shuffle_seed=seed)
+    )
     engine.model.train()
     run_log.start_training(steps)
     for step in range(1, steps + 1):
@@ -183,7 +196,9 @@ class Window:
         first = _over_ranks(code, dist.ReduceOp.MIN)
         if math.isfinite(first):
             step, rank = divmod(int(first), world)
-            raise UserError(f"the loss is not finite at step {step} on rank {rank}; lower optimizer.lr")
+            raise UserError(
+                f"the loss is not finite at step {step} on rank {rank}; lower optimizer.lr or optimizer.dense.lr"
+            )
 
 
 def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo) -> tuple[Metrics, Metrics]:

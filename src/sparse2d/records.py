@@ -17,16 +17,27 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from sparse2d import __version__
 from sparse2d.config import TrainConfig
 from sparse2d.data.atomic import replacing
 from sparse2d.environment import found_versions
+from sparse2d.errors import UserError
 
 SCHEMA = 1
 # Where results go and how they are watched does not change them; the data's digest stands for its path.
 NOT_FINGERPRINTED = ("results_dir", "rerun", "tracking")
-DATA_NOT_FINGERPRINTED = ("path", "out_dir")
+DATA_NOT_FINGERPRINTED = (
+    "path",
+    "raw_dir",
+    "out_dir",
+    "days",
+    "workers",
+    "on_bad_line",
+    "max_rejects",
+    "vocabulary",
+)
 
 
 def plain(value: Any) -> Any:
@@ -70,6 +81,7 @@ class RunDirectory:
         self.path = Path(config.results_dir) / "runs" / config.experiment / self.fingerprint
         self._config = config
         self._started_at = datetime.now(UTC)
+        self._lock = FileLock(self.path / ".lock")
 
     def completed_record(self) -> dict[str, Any] | None:
         """The record of a finished run of the same fingerprint, if there is one."""
@@ -80,8 +92,24 @@ class RunDirectory:
         return record if record.get("status") == "completed" else None
 
     def begin(self) -> None:
-        """Clear what an earlier attempt left and write the resolved config; there is no record until the run ends."""
+        """Clear what an earlier attempt left and write the resolved config; there is no record until the run ends.
+
+        Raises:
+            UserError: if the folder cannot be written, or another process is at the same run.
+        """
+        try:
+            self._begin()
+        except Timeout as error:
+            raise UserError(f"{self.path}: another process is at this run; wait for it, or stop it") from error
+        except OSError as error:
+            raise UserError(
+                f"{error.filename or self.path}: {error.strerror or error}; results_dir={self._config.results_dir} "
+                "must be writable, with room"
+            ) from error
+
+    def _begin(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire(timeout=0)
         for name in ("record.json", "metrics.jsonl", "run.log"):
             (self.path / name).unlink(missing_ok=True)
         write_atomically(self.path / "config.yaml", yaml.safe_dump(plain(self._config), sort_keys=False))
@@ -115,6 +143,7 @@ class RunDirectory:
         }
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "record.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
+        self._lock.release()
         return record
 
 

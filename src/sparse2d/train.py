@@ -9,13 +9,17 @@ from sparse2d.cli import run_entry_point
 from sparse2d.config import TrainConfig, check_train
 from sparse2d.data.dataset import Dataset, num_train_steps, open_dataset
 from sparse2d.data.prepare import prepare
-from sparse2d.environment import check_environment
+from sparse2d.data.verify import refuse_unsound
+from sparse2d.environment import check_device, check_environment
 from sparse2d.errors import UserError
 from sparse2d.launch import RanksFailedError, run_ranks
 from sparse2d.mesh import rank_from_env
 from sparse2d.records import RunDirectory
 
 log = logging.getLogger("sparse2d.train")
+
+# Arrays up to this size are verified before each run (a second); `sparse2d.preprocess check=true` verifies any.
+VERIFIED_BYTES = 1 << 30
 
 
 def main(config: TrainConfig) -> None:
@@ -32,6 +36,7 @@ def main(config: TrainConfig) -> None:
             log.info("already finished (rerun=true runs it again): %s", _outcome(record, run.path))
         return
     check_environment()
+    check_device(config.launch.device)
     if is_first:
         run.begin()
     try:
@@ -47,6 +52,7 @@ def main(config: TrainConfig) -> None:
 def _dataset(config: TrainConfig, show_progress: bool) -> Dataset:
     """Prepare the rows if need be and check that they suffice."""
     path = prepare(config.data, progress=show_progress)
+    refuse_unsound(path, VERIFIED_BYTES)
     dataset = open_dataset(path, config.data.train_rows, config.data.eval_rows)
     if num_train_steps(dataset, config.global_batch_size) == 0:
         raise UserError(

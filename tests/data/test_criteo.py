@@ -21,7 +21,7 @@ INT64 = np.iinfo(np.int64)
 def read(path: Path, **options) -> RawRows:
     chunks = list(read_raw(path, **options))
     fields = ("labels", "dense", "dense_missing", "tokens", "tokens_missing")
-    return RawRows(*(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in fields), file_bytes=0)
+    return RawRows(*(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in fields))
 
 
 def assert_same(left: RawRows, right: RawRows) -> None:
@@ -223,15 +223,6 @@ def test_damaged_gzip_is_refused(tmp_path, line, damage):
     (tmp_path / "day.gz").write_bytes(damaged)
     with pytest.raises(UserError, match=r"day\.gz(: damaged gzip stream.*download the file again|:\d+: )"):
         read(tmp_path / "day.gz")
-
-
-def test_file_bytes_grow_to_the_size_of_the_file(tmp_path, line):
-    path = tmp_path / "train.tsv"
-    path.write_text("".join(f"{line()}\n" for _ in range(100)))
-    seen = [chunk.file_bytes for chunk in read_raw(path, block_bytes=1000)]
-    assert seen == sorted(seen)
-    assert len(seen) > 10
-    assert seen[-1] == path.stat().st_size
 
 
 def test_memory_is_that_of_a_block_not_of_the_file(tmp_path, line):

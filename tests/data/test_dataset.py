@@ -31,7 +31,7 @@ def edit(folder, name, row, column, value):
 
 def test_open_shows_the_manifest_and_maps_the_arrays(tagged, config):
     dataset = tagged(10, 4)
-    assert isinstance(dataset.dense, np.memmap)
+    assert all(isinstance(array, np.memmap) for array in (dataset.days[0].dense, dataset.days[0].sparse))
     assert (dataset.train, dataset.eval) == (range(0, 10), range(10, 14))
     assert (dataset.name, dataset.base_rate) == ("tiny", 0.5)
     assert dataset.num_embeddings == tuple(config().num_embeddings)

@@ -20,11 +20,17 @@ from sparse2d.data.dataset import open_dataset
 from sparse2d.data.manifest import DENSE, LABELS, MANIFEST, SPARSE, read_manifest
 from sparse2d.data.npy import npy_appender
 from sparse2d.data.prepare import prepare
+from sparse2d.data.synthetic import write_raw
 from sparse2d.errors import UserError
 
 
 def arrays(folder: Path) -> tuple[np.ndarray, ...]:
     return tuple(np.load(folder / name) for name in (DENSE, SPARSE, LABELS))
+
+
+def left_in(folder: Path) -> list[str]:
+    """What stands in a folder, but for the lock that some versions of filelock leave."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in (".lock", ".digests.json"))
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -78,7 +84,7 @@ def test_manifest_says_what_the_arrays_hold(config, raw):
     folder = prepare(options, progress=False)
     dense, sparse, labels = arrays(folder)
     manifest = json.loads((folder / MANIFEST).read_text())
-    assert (manifest["name"], manifest["rows"], manifest["schema"]) == ("tiny", 70, 1)
+    assert (manifest["name"], manifest["rows"], manifest["schema"]) == ("tiny", 70, 2)
     assert manifest["num_embeddings"] == [min(max(n, 5), 1000) for n in options.table_rows]
     assert (sparse < manifest["num_embeddings"]).all()
     assert manifest["splits"] == {
@@ -92,14 +98,18 @@ def test_manifest_says_what_the_arrays_hold(config, raw):
     assert columns["sparse_max"] == sparse.max(axis=0).tolist()
     assert columns["dense_missing"] == [0, 0, 42, *[0] * 10]
     assert columns["sparse_missing"] == [0, 0, 0, 42, *[0] * 22]
-    assert manifest["source"]["file"] == "train.tsv"
-    assert manifest["source"]["bytes"] == raw.stat().st_size
+    (source,) = manifest["source"]["files"]
+    assert source["file"] == "train.tsv"
+    assert source["bytes"] == raw.stat().st_size
+    assert columns["sparse_distinct"] == [len(np.unique(column)) for column in sparse.T]
+    assert columns["sparse_oov"] == [0] * 26
+    assert manifest["days"] == [{"day": 0, "first_row": 0, "rows": 70}]
     for name, file in manifest["files"].items():
         digest = subprocess.run(
             ["sha256sum", folder / name], capture_output=True, text=True, check=True
         ).stdout.split()[0]
         assert (file["sha256"], file["bytes"]) == (digest, (folder / name).stat().st_size)
-    assert manifest["source"]["sha256"] in subprocess.run(["sha256sum", raw], capture_output=True, text=True).stdout
+    assert source["sha256"] in subprocess.run(["sha256sum", raw], capture_output=True, text=True).stdout
     assert set(manifest["versions"]) == {"sparse2d", "numpy"}
     assert "modulo" in manifest["mappings"]["sparse"]
     assert manifest["teacher"] is None
@@ -179,7 +189,7 @@ def test_bad_line_leaves_nothing_behind(config, raw, tmp_path, bad_line):
     raw.write_text("\n".join(lines))
     with pytest.raises(UserError, match=rf"train\.tsv:{bad_line}: 39 fields, expected 40 \(no label\?\)"):
         prepare(config(raw), progress=False)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert left_in(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(
@@ -194,7 +204,7 @@ def test_too_few_rows_are_refused_with_their_number(config, line, write_lines, t
     raw = write_lines([line(r % 2) for r in range(rows)])
     with pytest.raises(UserError, match=message):
         prepare(config(raw, **options), progress=False)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert left_in(tmp_path / "out") == []
 
 
 def test_smallest_file_that_can_be_split(config, line, write_lines):
@@ -253,7 +263,7 @@ def test_full_disk_is_told_and_leaves_nothing(config, raw, tmp_path, start):
     assert process.returncode != 0
     assert "UserError: " in error
     assert "File too large; data.out_dir=" in error
-    assert list((tmp_path / "out").iterdir()) == []
+    assert left_in(tmp_path / "out") == []
 
 
 def test_prepared_folder_is_used_as_it_is(config, raw, caplog):
@@ -269,18 +279,18 @@ def test_prepared_folder_is_used_as_it_is(config, raw, caplog):
 
 
 def test_other_folders_are_refused(config, tmp_path):
-    with pytest.raises(UserError, match=r"has no manifest\.json: not a prepared dataset"):
+    with pytest.raises(UserError, match=r"has no manifest\.json and no raw days"):
         prepare(config(tmp_path), progress=False)
 
 
-def test_synthetic_rows_take_the_same_path(config):
+def test_synthetic_rows_are_what_the_generated_text_would_give(config, tmp_path):
     options = config()
     folder = prepare(options, progress=False)
     manifest = read_manifest(folder)
     assert manifest.rows == 700
     assert manifest.source["synthetic"]["rows"] == 700
-    (raw,) = Path(options.out_dir).glob("synthetic-*.tsv")
-    (logits,) = Path(options.out_dir).glob("synthetic-*.teacher.npy")
+    raw, logits = tmp_path / "rows.tsv", tmp_path / "logits.npy"
+    write_raw(raw, logits, options.synthetic, options.table_rows)
     assert read_manifest(prepare(config(raw), progress=False)).digest == manifest.digest
     z, y = np.load(logits), arrays(folder)[2][:, 0]
     for name, rows in {"train": slice(0, 600), "eval": slice(600, 700)}.items():
@@ -291,19 +301,11 @@ def test_synthetic_rows_take_the_same_path(config):
         assert manifest.teacher[name]["ne"] == pytest.approx(loss / -(q * math.log(q) + (1 - q) * math.log(1 - q)))
 
 
-def test_synthetic_options_have_their_own_raw_files(config, tmp_path):
-    for options in ({}, {"seed": 1}, {"base_rate": 0.5}):
+def test_synthetic_options_have_their_own_folders(config, tmp_path):
+    for options in ({}, {"seed": 1}, {"base_rate": 0.5}, {"days": 2}):
         prepare(config(synthetic=SyntheticConfig(rows=100, **options)), progress=False)
     prepare(config(synthetic=SyntheticConfig(rows=100), eval_parts=2), progress=False)
-    assert len(list((tmp_path / "out").glob("synthetic-*.tsv"))) == 3
-
-
-def test_shortened_synthetic_file_is_refused(config, tmp_path):
-    prepare(config(), progress=False)
-    (raw,) = (tmp_path / "out").glob("synthetic-*.tsv")
-    raw.write_text("".join(raw.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match="699 rows, expected 700; delete it"):
-        prepare(config(), progress=False)
+    assert len(left_in(tmp_path / "out")) == 5
 
 
 def test_processes_that_prepare_at_once_get_one_whole_dataset(config, tmp_path, start):
@@ -316,8 +318,7 @@ def test_processes_that_prepare_at_once_get_one_whole_dataset(config, tmp_path, 
     (folder,) = {process.communicate(timeout=60)[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert open_dataset(folder).manifest.rows == 20_000
-    # The dataset, the raw file and the teacher's logits.
-    assert len(list((tmp_path / "out").iterdir())) == 3
+    assert left_in(tmp_path / "out") == [Path(folder).name]
 
 
 def test_killed_while_preparing_leaves_no_folder_of_that_name(config, tmp_path, start):

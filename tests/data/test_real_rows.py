@@ -43,6 +43,6 @@ def test_equals_pandas():
 def test_prepared_rows_are_usable(config):
     dataset = open_dataset(prepare(config(RAW), progress=False))
     assert (len(dataset.train), len(dataset.eval)) == (8571, 1429)
-    assert np.isfinite(dataset.dense).all()
-    assert (np.asarray(dataset.sparse) < dataset.num_embeddings).all()
+    assert np.isfinite(dataset.days[0].dense).all()
+    assert (np.asarray(dataset.days[0].sparse) < dataset.num_embeddings).all()
     assert dataset.manifest.columns.dense_min[1] == 0.0

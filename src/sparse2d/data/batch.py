@@ -14,13 +14,17 @@ _KEYS = list(FEATURE_NAMES)
 
 
 def to_torchrec(batch: RankBatch, device: torch.device) -> Batch:
-    """Dense float32 [b, 13], ids as a KeyedJaggedTensor (keys C1..C26, one id each, int32), labels float32 [b].
+    """Dense float32 [b, 13], ids as a KeyedJaggedTensor (keys C1..C26, int32), labels float32 [b].
 
     Padding rows are included. To a GPU, rows travel from pinned memory without waiting.
     """
     size = len(batch.labels)
-    lengths, offsets = _one_id_each(size, device)
-    ids = np.ascontiguousarray(batch.sparse.T).reshape(-1)
+    lengths, offsets = _lengths(size, batch.hotness, device)
+    if max(batch.hotness) == 1:
+        ids = np.ascontiguousarray(batch.sparse.T).reshape(-1)
+    else:
+        ends = np.cumsum(batch.hotness)[:-1]
+        ids = np.concatenate([part.reshape(-1) for part in np.split(batch.sparse, ends, axis=1)])
     return Batch(
         dense_features=_to_device(batch.dense, device),
         sparse_features=KeyedJaggedTensor(
@@ -36,8 +40,9 @@ def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 @lru_cache(maxsize=4)
-def _one_id_each(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lengths and offsets of a batch with one id for each feature and row: the same for every batch of that size."""
-    num_ids = size * len(_KEYS)
-    lengths = torch.ones(num_ids, dtype=torch.int32, device=device)
-    return lengths, torch.arange(num_ids + 1, dtype=torch.int32, device=device)
+def _lengths(size: int, hotness: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lengths and offsets of a batch, feature by feature: the same for every batch of that size."""
+    lengths = torch.tensor(hotness, dtype=torch.int32, device=device).repeat_interleave(size)
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=device)
+    offsets[1:] = lengths.cumsum(0)
+    return lengths, offsets

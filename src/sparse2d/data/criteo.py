@@ -43,7 +43,7 @@ _FIELDS = (
     *((name, _TOKEN, "1 to 8 hex digits or nothing") for name in FEATURE_NAMES),
 )
 _LINE = re.compile(b"\t".join(pattern for _, pattern, _ in _FIELDS))
-_LONGEST_LINE = 1 + NUM_DENSE * 21 + NUM_SPARSE * 9
+LONGEST_LINE = 1 + NUM_DENSE * 21 + NUM_SPARSE * 9
 _INT64 = np.iinfo(np.int64)
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -53,7 +53,6 @@ class RawRows:
     """Consecutive raw rows, before any mapping; missing values are 0 under a True mask.
 
     ``labels`` int32 [n], ``dense`` int64 [n, 13], ``tokens`` uint32 [n, 26], masks bool of the same shapes.
-    ``file_bytes`` is how much of the file (compressed, if it is) has been read so far.
     """
 
     labels: NDArray[np.int32]
@@ -61,7 +60,6 @@ class RawRows:
     dense_missing: NDArray[np.bool_]
     tokens: NDArray[np.uint32]
     tokens_missing: NDArray[np.bool_]
-    file_bytes: int
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -98,7 +96,7 @@ def read_raw(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[RawRows]:
         text: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if magic == _GZIP_MAGIC else raw
         line_number = 1
         for lines in _blocks_of_lines(path, text, block_bytes):
-            yield _parse(lines, path, line_number, raw.tell())
+            yield _parse(lines, path, line_number)
             line_number += len(lines)
     if line_number == 1:
         raise UserError(f"{path}: 0 rows (the file is empty); give a raw Criteo file")
@@ -115,7 +113,7 @@ def _blocks_of_lines(path: Path, text: BinaryIO | gzip.GzipFile, block_bytes: in
         if not block:
             break
         *lines, rest = (rest + block).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
+        if len(rest) > LONGEST_LINE:
             # No line is that long: hand it over to be refused, rather than gather a file without line feeds in memory.
             lines, rest = [*lines, rest], b""
         if lines:
@@ -124,7 +122,7 @@ def _blocks_of_lines(path: Path, text: BinaryIO | gzip.GzipFile, block_bytes: in
         yield [rest]
 
 
-def _parse(lines: list[bytes], path: Path, first_line: int, file_bytes: int) -> RawRows:
+def _parse(lines: list[bytes], path: Path, first_line: int) -> RawRows:
     if not all(map(_LINE.fullmatch, lines)):
         raise _refusal(lines, path, first_line)
     cells = np.array(b"\t".join(lines).split(b"\t"), dtype=object).reshape(len(lines), NUM_FIELDS)
@@ -140,19 +138,18 @@ def _parse(lines: list[bytes], path: Path, first_line: int, file_bytes: int) -> 
         dense_missing=dense == b"",
         tokens=np.frombuffer(digits, dtype=">u4").astype(np.uint32).reshape(tokens.shape),
         tokens_missing=tokens == b"",
-        file_bytes=file_bytes,
     )
 
 
 def _refusal(lines: list[bytes], path: Path, first_line: int) -> UserError:
     """The error that names the first line that breaks the grammar."""
-    faults = ((number, _fault(line)) for number, line in enumerate(lines, start=first_line))
-    number, fault = next((number, fault) for number, fault in faults if fault)
-    return UserError(f"{path}:{number}: {fault}")
+    faults = ((number, fault(line)) for number, line in enumerate(lines, start=first_line))
+    number, reason = next((number, reason) for number, reason in faults if reason)
+    return UserError(f"{path}:{number}: {reason}")
 
 
-def _fault(line: bytes) -> str | None:
-    """Say what is wrong with one line; None if nothing is."""
+def fault(line: bytes) -> str | None:
+    """Say what is wrong with one line (without its line feed); None if nothing is."""
     if line.endswith(b"\r"):
         return r"Windows line end (carriage return); convert the file first: sed -i 's/\r$//' FILE"
     if not line:

@@ -1,55 +1,48 @@
-"""A prepared dataset opened for training, and the rank slices of its global batches."""
+"""The rank slices of a dataset's global batches, from its memory maps.
 
-from collections.abc import Iterator
+A batch is a function of its step: a run that is resumed at step s (``start_step=s``) gets the batches that it would
+have got, on any number of ranks.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse2d.config import NUM_DENSE, NUM_SPARSE
+from sparse2d.data.arrays import Dataset, DayArrays, open_dataset
 from sparse2d.data.criteo import FEATURE_NAMES
-from sparse2d.data.manifest import DENSE, LABELS, SPARSE, Manifest, Split, read_manifest
+from sparse2d.data.manifest import array_name
+from sparse2d.data.multihot import expand
+from sparse2d.data.shuffle import ShuffledOrder
 from sparse2d.errors import UserError
 
+__all__ = [
+    "Dataset",
+    "RankBatch",
+    "dropped_rows",
+    "eval_batches",
+    "num_eval_steps",
+    "num_train_steps",
+    "open_dataset",
+    "prefetch",
+    "train_batches",
+]
 
-@dataclass(frozen=True)
-class Dataset:
-    """Memory-mapped rows: ``dense`` float32 [rows, 13], ``sparse`` int32 [rows, 26], ``labels`` int32 [rows, 1].
-
-    ``train`` and ``eval`` are the row ranges in use; ``base_rate`` is the share of positives among the former.
-    """
-
-    path: Path
-    manifest: Manifest
-    dense: NDArray[np.float32]
-    sparse: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    train: range
-    eval: range
-    base_rate: float
-
-    @property
-    def name(self) -> str:
-        """The name it was prepared under."""
-        return self.manifest.name
-
-    @property
-    def digest(self) -> str:
-        """The sha256 that stands for its arrays and splits."""
-        return self.manifest.digest
-
-    @property
-    def num_embeddings(self) -> tuple[int, ...]:
-        """Rows of each of the 26 tables."""
-        return tuple(self.manifest.num_embeddings)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RankBatch:
     """One rank's rows of one step: ``dense`` float32 [b, 13], ``sparse`` int32 [b, 26], ``labels`` float32 [b].
 
-    The first ``num_rows`` rows are real, ``first_row`` being the first one's place in the dataset; the rest is padding.
+    The first ``num_rows`` rows are real, ``first_row`` being the first one's place in the dataset, or, of shuffled
+    rows, in their order; the rest is padding. Where features have several ids, ``sparse`` is [b, sum(hotness)].
     """
 
     dense: NDArray[np.float32]
@@ -57,37 +50,7 @@ class RankBatch:
     labels: NDArray[np.float32]
     first_row: int
     num_rows: int
-
-
-def open_dataset(path: Path | str, train_rows: int | None = None, eval_rows: int | None = None) -> Dataset:
-    """Open a prepared folder and check what can be known before training; null uses all rows of a split.
-
-    Raises:
-        UserError: if a file is missing or not as the manifest says, an id or label is out of range, or there are fewer
-            rows than asked for.
-    """
-    folder = Path(path)
-    manifest = read_manifest(folder)
-    manifest.check_files(folder)
-    dense, sparse, labels = (_open_array(folder, name, manifest) for name in (DENSE, SPARSE, LABELS))
-    _check_ranges(folder, manifest)
-    train = _rows_in_use("train", manifest.splits["train"], train_rows)
-    base_rate = float(np.mean(labels[train.start : train.stop]))
-    if not 0.0 < base_rate < 1.0:
-        raise UserError(
-            f"{folder}: the first {len(train)} training rows all have label {int(base_rate)}, so that normalized "
-            "entropy is undefined; raise data.train_rows"
-        )
-    return Dataset(
-        path=folder,
-        manifest=manifest,
-        dense=dense,
-        sparse=sparse,
-        labels=labels,
-        train=train,
-        eval=_rows_in_use("eval", manifest.splits["eval"], eval_rows),
-        base_rate=base_rate,
-    )
+    hotness: tuple[int, ...] = (1,) * NUM_SPARSE
 
 
 def num_train_steps(dataset: Dataset, global_batch_size: int) -> int:
@@ -112,10 +75,12 @@ def train_batches(
     world_size: int,
     start_step: int = 0,
     max_steps: int | None = None,
+    shuffle_seed: int | None = None,
+    epoch: int = 0,
 ) -> Iterator[RankBatch]:
-    """This rank's slices of steps ``[start_step, max_steps)`` of one pass, in time order.
+    """This rank's slices of steps ``[start_step, max_steps)`` of one pass, in time order or in a shuffled one.
 
-    Step s is training rows ``[s * B, (s + 1) * B)``, whatever the number of ranks; rank r takes the r-th of
+    Step s is places ``[s * B, (s + 1) * B)`` of that order, whatever the number of ranks; rank r takes the r-th of
     ``world_size`` equal contiguous slices. Rows that fill no batch are dropped (``dropped_rows``).
 
     Raises:
@@ -131,10 +96,11 @@ def train_batches(
         )
     last_step = steps if max_steps is None else min(steps, max_steps)
     size = global_batch_size // world_size
-    first = dataset.train.start + rank * size
-    return (
-        _batch(dataset, first + step * global_batch_size, size, dataset.train) for step in range(start_step, last_step)
-    )
+    order = None if shuffle_seed is None else ShuffledOrder(dataset.train, shuffle_seed, epoch)
+    starts = (step * global_batch_size + rank * size for step in range(start_step, last_step))
+    if order is None:
+        return (_batch(dataset, dataset.train.start + start, size, dataset.train) for start in starts)
+    return (_shuffled_batch(dataset, order, start, size) for start in starts)
 
 
 def eval_batches(dataset: Dataset, rank_batch_size: int, rank: int, world_size: int) -> Iterator[RankBatch]:
@@ -150,77 +116,142 @@ def eval_batches(dataset: Dataset, rank_batch_size: int, rank: int, world_size: 
     if rank_batch_size < 1:
         raise UserError(f"eval_batch_size={rank_batch_size}, expected at least 1")
     steps = num_eval_steps(dataset, rank_batch_size, world_size)
-    return (
-        _batch(
-            dataset,
-            dataset.eval.start + (step * world_size + rank) * rank_batch_size,
-            rank_batch_size,
-            dataset.eval,
-        )
-        for step in range(steps)
-    )
+    starts = (dataset.eval.start + (step * world_size + rank) * rank_batch_size for step in range(steps))
+    return (_batch(dataset, start, rank_batch_size, dataset.eval) for start in starts)
+
+
+def prefetch(batches: Iterator[T], depth: int = 2) -> Iterator[T]:
+    """The same items, made ahead on a thread, ``depth`` of them at most; an error comes where its item would have.
+
+    The thread ends with the iterator: when it is exhausted, closed or collected.
+    """
+    ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: T | None, error: BaseException | None) -> None:
+        while not stop.is_set():
+            with suppress(queue.Full):
+                ready.put((item, error), timeout=0.1)
+                return
+
+    def make() -> None:
+        try:
+            for batch in batches:
+                put(batch, None)
+                if stop.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as error:
+            put(None, error)
+
+    def items() -> Iterator[T]:
+        thread = threading.Thread(target=make, name="prefetch", daemon=True)
+        thread.start()
+        try:
+            while True:
+                item, error = ready.get()
+                if isinstance(error, StopIteration):
+                    return
+                if error is not None:
+                    raise error
+                yield item  # type: ignore[misc]  # there is one where there is no error
+        finally:
+            stop.set()
+
+    return items()
 
 
 def _batch(dataset: Dataset, first_row: int, size: int, within: range) -> RankBatch:
     """Rows ``[first_row, first_row + size)``, those past the range replaced by its first row."""
     num_rows = max(0, min(size, within.stop - first_row))
-    rows = slice(first_row, first_row + num_rows)
-    padding = np.full(size - num_rows, within.start)
-    dense, sparse, labels = (
-        # Copies: a batch outlives the map, and torch wants writable memory.
-        np.concatenate([array[rows], array[padding]])
-        for array in (dataset.dense, dataset.sparse, dataset.labels[:, 0])
-    )
-    _check_batch(dataset, sparse, labels, first_row)
-    return RankBatch(dense, sparse, labels.astype(np.float32), first_row, num_rows)
+    arrays = _Arrays(dataset, size)
+    for day in dataset.days:
+        start, stop = max(first_row, day.first_row), min(first_row + num_rows, day.first_row + day.rows)
+        if start < stop:
+            arrays.fill(
+                slice(start - first_row, stop - first_row), day, slice(start - day.first_row, stop - day.first_row)
+            )
+    if num_rows < size:
+        day = next(day for day in dataset.days if within.start < day.first_row + day.rows)
+        row = within.start - day.first_row
+        arrays.fill(slice(num_rows, size), day, slice(row, row + 1))
+    return arrays.batch(first_row, num_rows, lambda place: first_row + place if place < num_rows else within.start)
 
 
-def _check_batch(dataset: Dataset, sparse: NDArray[np.int32], labels: NDArray[np.int32], first_row: int) -> None:
+def _shuffled_batch(dataset: Dataset, order: ShuffledOrder, start: int, size: int) -> RankBatch:
+    rows = order.rows(start, start + size)
+    arrays = _Arrays(dataset, size)
+    for day in dataset.days:
+        (places,) = np.nonzero((rows >= day.first_row) & (rows < day.first_row + day.rows))
+        if len(places):
+            arrays.fill(places, day, rows[places] - day.first_row)
+    return arrays.batch(dataset.train.start + start, size, lambda place: int(rows[place]))
+
+
+class _Arrays:
+    """A batch being filled from the days that it spans.
+
+    Its arrays are copies: a batch outlives the maps, and torch wants writable memory.
+    """
+
+    def __init__(self, dataset: Dataset, size: int) -> None:
+        self._dataset = dataset
+        self._stored = max(dataset.hotness) > 1 and dataset.days[0].multi_hot is not None
+        self.dense = np.empty((size, NUM_DENSE), np.float32)
+        self.sparse = np.empty((size, sum(dataset.hotness) if self._stored else NUM_SPARSE), np.int32)
+        self.labels = np.empty(size, np.int32)
+
+    def fill(self, places: Any, day: DayArrays, rows: Any) -> None:
+        """Copy rows of a day to places of the batch."""
+        self.dense[places] = day.dense[rows]
+        self.labels[places] = day.labels[rows, 0]
+        if not self._stored and day.sparse is not None:
+            ids = day.sparse[rows]
+            self.sparse[places] = ids % np.array(self._dataset.num_embeddings) if self._dataset.manifest.modulo else ids
+            return
+        assert day.multi_hot is not None
+        first = 0
+        for array in day.multi_hot:
+            ids = array[rows] if self._stored else array[rows, :1]
+            self.sparse[places, first : first + ids.shape[1]] = ids
+            first += ids.shape[1]
+
+    def batch(self, first_row: int, num_rows: int, row_at: Callable[[int], int]) -> RankBatch:
+        """The batch, checked; ``row_at`` tells the dataset's row at a place of the batch."""
+        hotness = self._dataset.hotness
+        limits = np.array(self._dataset.num_embeddings, np.uint32)
+        _check(self._dataset, self.sparse, np.repeat(limits, hotness) if self._stored else limits, self.labels, row_at)
+        sparse = self.sparse
+        if max(hotness) > 1 and not self._stored:
+            sparse = expand(sparse, hotness, self._dataset.num_embeddings)
+        return RankBatch(self.dense, sparse, self.labels.astype(np.float32), first_row, num_rows, hotness)
+
+
+def _check(
+    dataset: Dataset,
+    sparse: NDArray[np.int32],
+    limits: NDArray[np.uint32],
+    labels: NDArray[np.int32],
+    row_at: Callable[[int], int],
+) -> None:
     # As unsigned, a negative id is beyond every limit: one comparison covers both ends.
-    bad_ids = sparse.view(np.uint32) >= np.array(dataset.num_embeddings, dtype=np.uint32)
+    bad_ids = sparse.view(np.uint32) >= limits
     if bad_ids.any():
-        row, column = np.argwhere(bad_ids)[0].tolist()
+        place, column = np.argwhere(bad_ids)[0].tolist()
+        widths = dataset.hotness if len(limits) > NUM_SPARSE else (1,) * NUM_SPARSE
+        feature = int(np.searchsorted(np.cumsum(widths), column, side="right"))
         raise UserError(
-            f"{dataset.path / SPARSE}: row {first_row + row}: {FEATURE_NAMES[column]} has id {sparse[row, column]}, "
-            f"expected 0 to {dataset.num_embeddings[column] - 1}"
+            f"{_where(dataset, row_at(place), 'sparse')}: {FEATURE_NAMES[feature]} has id {sparse[place, column]}, "
+            f"expected 0 to {dataset.num_embeddings[feature] - 1}"
         )
     bad_labels = labels.view(np.uint32) > 1
     if bad_labels.any():
-        row = int(bad_labels.argmax())
-        raise UserError(f"{dataset.path / LABELS}: row {first_row + row}: label {labels[row]}, expected 0 or 1")
+        place = int(bad_labels.argmax())
+        raise UserError(f"{_where(dataset, row_at(place), 'labels')}: label {labels[place]}, expected 0 or 1")
 
 
-def _open_array(folder: Path, name: str, manifest: Manifest) -> NDArray[Any]:
-    expected = manifest.files[name]
-    try:
-        array: NDArray[Any] = np.load(folder / name, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{folder / name}: not a .npy file ({error}); delete {folder} and prepare it again") from error
-    if (array.dtype.name, list(array.shape)) != (expected.dtype, expected.shape):
-        raise UserError(
-            f"{folder / name}: {array.dtype.name}{list(array.shape)}, expected {expected.dtype}{expected.shape}; "
-            f"delete {folder} and prepare it again"
-        )
-    return array
-
-
-def _check_ranges(folder: Path, manifest: Manifest) -> None:
-    columns = manifest.columns
-    ids = zip(FEATURE_NAMES, columns.sparse_min, columns.sparse_max, manifest.num_embeddings, strict=True)
-    for feature, low, high, limit in ids:
-        if low < 0 or high >= limit:
-            raise UserError(
-                f"{folder}: {feature} has id {low if low < 0 else high}, expected 0 to {limit - 1}; prepare it again "
-                "with the table rows in use"
-            )
-    if not set(columns.labels) <= {0, 1}:
-        raise UserError(f"{folder}: labels run from {columns.labels[0]} to {columns.labels[1]}, expected 0 and 1")
-
-
-def _rows_in_use(name: str, split: Split, wanted: int | None) -> range:
-    available = split.stop - split.start
-    if wanted is None:
-        return range(split.start, split.stop)
-    if not 1 <= wanted <= available:
-        raise UserError(f"data.{name}_rows={wanted}, expected 1 to {available}, the rows of that split; null = all")
-    return range(split.start, split.start + wanted)
+def _where(dataset: Dataset, row: int, part: str) -> str:
+    """The file that holds a row, and the row's place in it."""
+    day = next(day for day in dataset.manifest.days if row < day.first_row + day.rows)
+    folder = dataset.manifest.arrays_in(dataset.path)
+    return f"{folder / array_name(day.day, part)}: row {row - day.first_row}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
@@ -20,7 +21,7 @@ from scipy.special import entr, expit
 
 from sparse2d.config import NUM_DENSE, NUM_SPARSE, SyntheticConfig
 from sparse2d.data.atomic import replacing
-from sparse2d.data.criteo import dense_features
+from sparse2d.data.criteo import RawRows, dense_features
 from sparse2d.errors import UserError
 
 # Part of every generated file's name: raise it when the same options would give other rows.
@@ -31,6 +32,8 @@ _CALIBRATION_ROWS = 65_536
 # Children of the seed: one stream for each use, so that none of them moves another.
 _TEACHER, _CALIBRATION, _CHUNKS = range(3)
 _TOKENS = 2**32
+# Parts of [0, 1) that know where their ids lie. A power of two, so that the part of a number is exact.
+_GUIDE = 4096
 # Shares of the real log's I2.
 _I2, _MINUS_ONE, _MINUS_TWO = 1, 0.1, 0.0007
 
@@ -63,10 +66,11 @@ class Teacher:
     config: SyntheticConfig
     cumulative: list[NDArray[np.float64]]
     effects: list[NDArray[np.float64]]
-    tokens: list[NDArray[np.object_]]
+    tokens: list[NDArray[np.uint32]]
     dense_log_mean: NDArray[np.float64]
     dense_log_std: NDArray[np.float64]
     dense_weights: NDArray[np.float64]
+    guides: list[NDArray[np.int64]]
     scale: float = 1.0
     bias: float = 0.0
 
@@ -80,11 +84,11 @@ class Teacher:
         dense_missing = rng.random((rows, NUM_DENSE)) < self.config.missing_rate
         uniform = rng.random((NUM_SPARSE, rows))
         missing = rng.random((NUM_SPARSE, rows)) < self.config.missing_rate
-        ids = [
-            np.where(gone, len(cdf), np.searchsorted(cdf, u, side="right"))
-            for cdf, u, gone in zip(self.cumulative, uniform, missing, strict=True)
-        ]
-        return Inputs(dense, dense_missing, np.stack(ids, axis=1))
+        # Feature by feature in memory: that is how they are drawn, and how effects and tokens are looked up.
+        ids = np.empty(uniform.shape, np.int64)
+        for feature, (cdf, guide) in enumerate(zip(self.cumulative, self.guides, strict=True)):
+            _invert(cdf, guide, uniform[feature], missing[feature], ids[feature])
+        return Inputs(dense, dense_missing, ids.T)
 
     def logits(self, inputs: Inputs) -> NDArray[np.float64]:
         """The teacher's logit of each row, float64 [n]."""
@@ -100,6 +104,16 @@ class Teacher:
         inputs = self.inputs(rng, CHUNK_ROWS)
         logits = self.logits(inputs)
         return Chunk(inputs, rng.random(CHUNK_ROWS) < expit(logits), logits)
+
+    def raw_rows(self, index: int) -> tuple[RawRows, NDArray[np.float64]]:
+        """The same rows as a parser would read them, and the teacher's logits."""
+        chunk = self.chunk(index)
+        ids = chunk.inputs.ids
+        tokens = np.stack([values[column] for values, column in zip(self.tokens, ids.T, strict=True)], axis=1)
+        missing = ids == np.array([len(cdf) for cdf in self.cumulative])
+        dense = np.where(chunk.inputs.dense_missing, 0, chunk.inputs.dense)
+        labels = chunk.labels.astype(np.int32)
+        return RawRows(labels, dense, chunk.inputs.dense_missing, tokens, missing), chunk.logits
 
 
 def vocabulary_sizes(config: SyntheticConfig, table_rows: Sequence[int]) -> list[int]:
@@ -121,7 +135,8 @@ def plant_teacher(config: SyntheticConfig, table_rows: Sequence[int]) -> Teacher
     log_mean, log_std = rng.uniform(0.0, 5.0, NUM_DENSE), rng.uniform(0.7, 1.7, NUM_DENSE)
     effects = [_effects(rng, size, config.latent_dim) for size in sizes]
     weights = rng.normal(size=NUM_DENSE) / log_std
-    parts = (config, cumulative, effects, tokens, log_mean, log_std, weights)
+    guides = [np.searchsorted(cdf, np.arange(_GUIDE + 1) / _GUIDE, side="right") for cdf in cumulative]
+    parts = (config, cumulative, effects, tokens, log_mean, log_std, weights, guides)
 
     unscaled = Teacher(*parts)
     logits = unscaled.logits(unscaled.inputs(_stream(config.seed, _CALIBRATION), _CALIBRATION_ROWS))
@@ -152,29 +167,54 @@ def write_raw(
         with temporary.open("wb") as file:
             for start in range(0, config.rows, CHUNK_ROWS):
                 stop = min(start + CHUNK_ROWS, config.rows)
-                chunk = teacher.chunk(start // CHUNK_ROWS)
-                logits[start:stop] = chunk.logits[: stop - start]
-                file.writelines(_lines(teacher, chunk)[: stop - start])
+                rows, chunk_logits = teacher.raw_rows(start // CHUNK_ROWS)
+                logits[start:stop] = chunk_logits[: stop - start]
+                file.writelines(_lines(rows)[: stop - start])
                 if on_rows is not None:
                     on_rows(stop)
         with replacing(logits_path) as temporary_logits, temporary_logits.open("wb") as file:
             np.save(file, logits)
 
 
-def teacher_figures(logits: NDArray[np.float64], labels: NDArray[np.int32]) -> dict[str, float | None]:
-    """Log loss and NE of the teacher on some rows, the best that a model can reach in expectation.
+@dataclass
+class TeacherSums:
+    """What the teacher's log loss and NE on some rows follow from, in the memory of three numbers."""
 
-    NE is the log loss over the entropy of these rows' base rate; null where all labels are the same.
-    """
-    log_loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
-    base_rate = float(labels.mean())
-    entropy = float(entr(base_rate) + entr(1.0 - base_rate))
-    return {"logloss": log_loss, "ne": log_loss / entropy if entropy > 0 else None}
+    rows: int = 0
+    positives: int = 0
+    loss: float = 0.0
+
+    def add(self, logits: NDArray[np.float64], labels: NDArray[np.int32]) -> None:
+        """Add rows: float64 [n] and 0 or 1 [n]."""
+        self.rows += len(labels)
+        self.positives += int(labels.sum())
+        self.loss += float(np.sum(np.logaddexp(0.0, logits) - labels * logits))
+
+    def values(self) -> tuple[int, int, float]:
+        """Rows, positives and summed loss, to be added up over days."""
+        return self.rows, self.positives, self.loss
+
+    def figures(self) -> dict[str, float | None]:
+        """Log loss and NE, the best that a model can reach in expectation.
+
+        NE is the log loss over the entropy of these rows' base rate; null where all labels are the same.
+        """
+        base_rate = self.positives / self.rows
+        entropy = float(entr(base_rate) + entr(1.0 - base_rate))
+        return {"logloss": self.loss / self.rows, "ne": self.loss / self.rows / entropy if entropy > 0 else None}
+
+
+def teacher_figures(logits: NDArray[np.float64], labels: NDArray[np.int32]) -> dict[str, float | None]:
+    """``TeacherSums.figures`` of rows at hand."""
+    sums = TeacherSums()
+    sums.add(logits, labels)
+    return sums.figures()
 
 
 def _check(config: SyntheticConfig) -> None:
     checks = {
         "rows": (config.rows >= 1, "at least 1"),
+        "days": (1 <= config.days <= config.rows, "at least 1, and no more than the rows"),
         "seed": (config.seed >= 0, "at least 0"),
         "base_rate": (0 < config.base_rate < 1, "between 0 and 1, both excluded"),
         "zipf_exponent": (0 <= config.zipf_exponent < math.inf, "at least 0"),
@@ -198,6 +238,31 @@ def _power_law_cdf(size: int, exponent: float) -> NDArray[np.float64]:
     return np.asarray(cumulative / cumulative[-1])
 
 
+@numba.njit(cache=True, nogil=True, boundscheck=False)
+def _invert(
+    cdf: NDArray[np.float64],
+    guide: NDArray[np.int64],
+    uniform: NDArray[np.float64],
+    missing: NDArray[np.bool_],
+    ids: NDArray[np.int64],
+) -> None:
+    """``np.searchsorted(cdf, uniform, side="right")``, from the part of the table that ``guide`` tells."""
+    for row in range(len(uniform)):
+        if missing[row]:
+            ids[row] = len(cdf)
+            continue
+        u = uniform[row]
+        part = int(u * _GUIDE)
+        low, high = guide[part], guide[part + 1]
+        while low < high:
+            middle = (low + high) >> 1
+            if cdf[middle] <= u:
+                low = middle + 1
+            else:
+                high = middle
+        ids[row] = low
+
+
 def _effects(rng: np.random.Generator, size: int, latent_dim: int) -> NDArray[np.float64]:
     """<u, e[id]> for each id of one feature, with unit variance over ids; 0 for the missing value."""
     direction = rng.normal(size=latent_dim)
@@ -205,8 +270,8 @@ def _effects(rng: np.random.Generator, size: int, latent_dim: int) -> NDArray[np
     return np.append(embeddings @ direction / np.linalg.norm(direction), 0.0)
 
 
-def _tokens(rng: np.random.Generator, size: int, rows: int) -> NDArray[np.object_]:
-    """Distinct tokens of one feature as 8 hex digits, and the empty field for the missing value.
+def _tokens(rng: np.random.Generator, size: int, rows: int) -> NDArray[np.uint32]:
+    """Distinct tokens of one feature, and a 0 for the missing value.
 
     Where they fit, they stay distinct modulo the table's rows and off the missing value's row 0: else a model could not
     tell apart what the teacher can, and the teacher's NE would be out of reach.
@@ -216,12 +281,13 @@ def _tokens(rng: np.random.Generator, size: int, rows: int) -> NDArray[np.object
         values = residues + rows * rng.integers(0, (_TOKENS - 1 - residues) // rows, endpoint=True)
     else:
         values = rng.choice(_TOKENS, size, replace=False)
-    return np.array([*(f"{token:08x}" for token in values.tolist()), ""], dtype=object)
+    return np.append(values, 0).astype(np.uint32)
 
 
-def _lines(teacher: Teacher, chunk: Chunk) -> list[bytes]:
-    dense = chunk.inputs.dense.astype(object)
-    dense[chunk.inputs.dense_missing] = ""
-    columns = [chunk.labels.astype(int).tolist(), *dense.T.tolist()]
-    columns += [text[ids].tolist() for text, ids in zip(teacher.tokens, chunk.inputs.ids.T, strict=True)]
+def _lines(rows: RawRows) -> list[bytes]:
+    dense = rows.dense.astype(object)
+    dense[rows.dense_missing] = ""
+    tokens = np.array([f"{token:08x}" for token in rows.tokens.flat], dtype=object).reshape(rows.tokens.shape)
+    tokens[rows.tokens_missing] = ""
+    columns = [rows.labels.tolist(), *dense.T.tolist(), *tokens.T.tolist()]
     return [b"%s\n" % "\t".join(map(str, row)).encode() for row in zip(*columns, strict=True)]

@@ -1,0 +1,127 @@
+"""Arrays of other programs: TorchRec's and MLPerf's folders train as they are."""
+
+import numpy as np
+import pytest
+from torchrec.datasets.criteo import BinaryCriteoUtils, InMemoryBinaryCriteoIterDataPipe
+
+from sparse2d.config import SplitKind
+from sparse2d.data.dataset import open_dataset, train_batches
+from sparse2d.data.prepare import prepare
+from sparse2d.data.verify import verify
+from sparse2d.errors import UserError
+
+HOTNESS = [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1]
+
+
+@pytest.fixture
+def mlperf(tmp_path, config):
+    """A folder of MLPerf's arrays: days of 20 and 30 rows, ids within the tables."""
+
+    def make(multi_hot: bool = False, sparse: bool = True):
+        folder = tmp_path / "mlperf"
+        folder.mkdir(exist_ok=True)
+        rng = np.random.default_rng(0)
+        limits = np.array(config().num_embeddings)
+        for day, rows in enumerate((20, 30)):
+            np.save(folder / f"day_{day}_dense.npy", rng.random((rows, 13), np.float32))
+            np.save(folder / f"day_{day}_labels.npy", (np.arange(rows) % 3 == 0).astype(np.int32)[:, None])
+            ids = rng.integers(0, limits, (rows, 26)).astype(np.int32)
+            if sparse:
+                np.save(folder / f"day_{day}_sparse.npy", ids)
+            if multi_hot:
+                bags = {}
+                for f, count in enumerate(HOTNESS):
+                    bags[str(f)] = rng.integers(0, limits[f], (rows, count)).astype(np.int32)
+                    bags[str(f)][:, 0] = ids[:, f]
+                np.savez(folder / f"day_{day}_sparse_multi_hot.npz", **bags)
+        return folder
+
+    return make
+
+
+def all_rows(folder, **options):
+    dataset = open_dataset(folder, **options)
+    batches = list(train_batches(dataset, len(dataset.train), 0, 1))
+    return batches[0]
+
+
+def test_mlperf_folder_trains_as_it_is(mlperf, config):
+    arrays = mlperf()
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in arrays.iterdir())
+    folder = prepare(config(arrays, split=SplitKind.last_day, halve_eval=True), progress=False)
+    batch = all_rows(folder)
+    np.testing.assert_array_equal(batch.dense, np.load(arrays / "day_0_dense.npy"))
+    np.testing.assert_array_equal(batch.sparse, np.load(arrays / "day_0_sparse.npy"))
+    dataset = open_dataset(folder)
+    assert dataset.eval == range(20, 35)
+    assert verify(folder) == []
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in arrays.iterdir()) == before
+    assert prepare(config(arrays, split=SplitKind.last_day, halve_eval=True), progress=False) == folder
+
+
+def test_batches_span_days(mlperf, config):
+    arrays = mlperf()
+    folder = prepare(config(arrays, train_parts=4), progress=False)
+    got = np.concatenate([batch.sparse for batch in train_batches(open_dataset(folder), 8, 0, 1)])
+    whole = np.concatenate([np.load(arrays / f"day_{day}_sparse.npy") for day in range(2)])
+    np.testing.assert_array_equal(got, whole[:40])
+
+
+def test_torchrecs_whole_tokens_are_taken_modulo_as_its_loader_does(tmp_path, config, line):
+    rng = np.random.default_rng(0)
+    raw, theirs = tmp_path / "day_0", tmp_path / "theirs"
+    theirs.mkdir()
+    rows = [line(r % 2, {f"C{c + 1}": f"{t:x}" for c, t in enumerate(rng.integers(0, 2**32, 26))}) for r in range(64)]
+    raw.write_text("".join(f"{text}\n" for text in rows))
+    files = [str(theirs / f"day_0_{part}.npy") for part in ("dense", "sparse", "labels")]
+    BinaryCriteoUtils.tsv_to_npys(str(raw), *files)
+    options = config(theirs, train_parts=63, eval_parts=1)
+    batches = list(train_batches(open_dataset(prepare(options, progress=False)), 9, 0, 1))
+    pipe = InMemoryBinaryCriteoIterDataPipe(
+        "train", [files[0]], [files[1]], [files[2]], batch_size=9, rank=0, world_size=1, hashes=options.num_embeddings
+    )
+    for ours, expected in zip(batches, pipe, strict=False):
+        np.testing.assert_array_equal(ours.sparse.T.reshape(-1), expected.sparse_features.values().numpy())
+        np.testing.assert_array_equal(ours.dense, expected.dense_features.numpy())
+        np.testing.assert_array_equal(ours.labels, expected.labels.numpy())
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_stored_multi_hot_ids_are_read_in_place(mlperf, config, sparse):
+    arrays = mlperf(multi_hot=True, sparse=sparse)
+    folder = prepare(config(arrays, train_parts=4), progress=False)
+    bags = [np.load(arrays / f"day_{day}_sparse_multi_hot.npz") for day in range(2)]
+    batch = all_rows(folder, multi_hot=HOTNESS)
+    expected = np.concatenate([np.concatenate([bag[str(f)] for f in range(26)], axis=1) for bag in bags])[:40]
+    np.testing.assert_array_equal(batch.sparse, expected)
+    single = all_rows(folder)
+    np.testing.assert_array_equal(single.sparse[:, 20], np.concatenate([bag["20"][:, 0] for bag in bags])[:40])
+    with pytest.raises(UserError, match=r"its multi-hot arrays have \[3, 2, .*give the same, or null"):
+        open_dataset(folder, multi_hot=[2] * 26)
+
+
+def test_compressed_multi_hot_file_is_refused(mlperf, config):
+    arrays = mlperf(multi_hot=True, sparse=False)
+    with np.load(arrays / "day_1_sparse_multi_hot.npz") as bags:
+        content = dict(bags)
+    np.savez_compressed(arrays / "day_1_sparse_multi_hot.npz", **content)
+    with pytest.raises(UserError, match=r"day_1_sparse_multi_hot\.npz: .*compressed.*numpy\.savez"):
+        prepare(config(arrays), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "day_1_sparse.npy").unlink(), r"no day_1_sparse\.npy beside day_1_dense\.npy"),
+        (lambda f: (f / "day_1_labels.npy").unlink(), r"no day_1_labels\.npy"),
+        (lambda f: np.save(f / "day_1_dense.npy", np.zeros((30, 12), np.float32)), r"float32\[30, 12\], expected"),
+        (lambda f: np.save(f / "day_1_dense.npy", np.zeros((29, 13), np.float32)), "the same number of rows"),
+        (lambda f: np.save(f / "day_1_dense.npy", np.full((30, 13), np.nan, np.float32)), "row 0 has a value that is"),
+        (lambda f: (f / "day_1_dense.npy").write_bytes(b"x"), r"not a \.npy file"),
+    ],
+)
+def test_broken_folders_are_refused(mlperf, config, change, message):
+    arrays = mlperf()
+    change(arrays)
+    with pytest.raises(UserError, match=message):
+        prepare(config(arrays), progress=False)
