@@ -157,5 +157,5 @@ def test_layouts_are_chosen_by_their_group(train_config):
 
 
 def test_averaging_every_k_steps_is_for_2d_only(train_config):
-    with pytest.raises(UserError, match=r"sync.interval=16 needs parallelism=sparse_2d; data_parallel averages nothing"):
+    with pytest.raises(UserError, match=r"sync.interval=16 needs parallelism=sparse_2d; data_parallel averages"):
         check_train(train_config("sync=local_sgd", "parallelism=data_parallel"))
