@@ -9,7 +9,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -172,8 +171,3 @@ def _root_cause(scratch: Path, error: Any) -> RankFailure:
         return failures[0]
     rank, process = error.get_first_failure()
     return RankFailure(rank, time.time(), f"exit code {process.exitcode}", str(process.message), from_user=False)
-
-
-def host_name() -> str:
-    """Name of this machine, for records."""
-    return socket.gethostname()
