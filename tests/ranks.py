@@ -24,9 +24,9 @@ from sparse2d.errors import UserError
 from sparse2d.loop import evaluate
 from sparse2d.mesh import Mesh, process_group
 from sparse2d.metrics import Metrics
-from sparse2d.optimizers.fused import fused_params
+from sparse2d.optimizers.fused import table_sharder
 from sparse2d.parallel import shard_model
-from sparse2d.parallel.plans import TableSharder, make_plan
+from sparse2d.parallel.plans import make_plan
 from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.parallel.tables import gather_moments, gather_tables, initialise_tables, local_shards
 from sparse2d.sync.averaging import ReplicaAverager
@@ -41,10 +41,10 @@ if multiprocessing.parent_process() is not None:
 
 @dataclass(frozen=True)
 class Trained:
-    """Everything a short training leaves behind."""
+    """Everything a short training leaves behind; moments for each state of the optimizer."""
 
     tables: dict[str, Tensor]
-    moments: dict[str, Tensor]
+    moments: list[dict[str, Tensor]]
     dense: dict[str, Tensor]
     losses: list[float]
     metrics: Metrics
@@ -93,9 +93,8 @@ def weights_around_evaluation(config: TrainConfig, dataset: Path) -> bool:
                 (gather_tables(engine.model, engine.table_shapes), gather_moments(engine.model, engine.table_shapes))
             )
     (tables, moments), (tables_evaluated, moments_evaluated) = results
-    return all(
-        torch.equal(tables[k], tables_evaluated[k]) and torch.equal(moments[k], moments_evaluated[k]) for k in tables
-    )
+    pairs = zip([tables, *moments], [tables_evaluated, *moments_evaluated], strict=True)
+    return all(torch.equal(one[table], other[table]) for one, other in pairs for table in one)
 
 
 class PooledSum(nn.Module):
@@ -130,7 +129,9 @@ class TableRun:
     factors: np.ndarray
 
 
-def step_tables(runs: list[TableRun]) -> list[tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], bool]]:
+def step_tables(
+    runs: list[TableRun],
+) -> list[tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Tensor]], bool]]:
     """Initial tables, final tables, final moments, and whether all replicas are bit-equal at the end."""
     torch.set_num_threads(1)
     with process_group(CPU) as rank:
@@ -140,7 +141,7 @@ def step_tables(runs: list[TableRun]) -> list[tuple[dict[str, Tensor], dict[str,
 def _step_tables(run: TableRun, rank):
     mesh = Mesh(rank.world_size, run.parallelism.num_groups, run.parallelism.replicas)
     module = PooledSum(run.shapes)
-    sharder = TableSharder(fused_params=fused_params(run.optimizer, mesh.num_groups))
+    sharder = table_sharder(run.optimizer, mesh.num_groups, CPU)
     batch = run.factors.shape[2]
     plan = make_plan(
         module,

@@ -75,17 +75,35 @@ class ShardingKind(Enum):
     column_wise = "column_wise"
 
 
+class SyncRows(Enum):
+    """Which rows are averaged: those that any replica looked up since the last time, all, or what sends fewer bytes."""
+
+    touched = "touched"
+    all = "all"
+    auto = "auto"
+
+
 class SyncMoments(Enum):
-    """Whether optimizer moments are averaged over the replicas together with the weights."""
+    """Whether optimizer moments are averaged with the weights, one averaging later than them, or never."""
 
     with_weights = "with_weights"
+    delayed = "delayed"
     never = "never"
+
+
+class WireDtype(Enum):
+    """What touched rows are sent as: their values in fp32, or what changed in them in bf16 (summed in fp32)."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
 
 
 class TableOptimizer(Enum):
     """Optimizer of the embedding tables (fused into the lookup's backward)."""
 
     sgd = "sgd"
+    adagrad = "adagrad"
+    adam = "adam"
     rowwise_adagrad = "rowwise_adagrad"
     momentum_scaled_rowwise_adagrad = "momentum_scaled_rowwise_adagrad"
 
@@ -222,7 +240,9 @@ class SyncConfig:
 
     # K, steps between averagings (1 = every step; above, local SGD, arXiv 1805.09767).
     interval: int = 1
+    rows: SyncRows = SyncRows.auto
     moments: SyncMoments = SyncMoments.with_weights
+    wire_dtype: WireDtype = WireDtype.fp32
 
 
 @dataclass
@@ -241,6 +261,9 @@ class OptimizerConfig:
     name: TableOptimizer = MISSING
     lr: float = 0.02
     eps: float = 1e-8
+    # Of adam: decay of the first and second moment.
+    beta1: float = 0.9
+    beta2: float = 0.999
     # "auto" = M, the number of groups; or a number.
     moment_scale: str | int | float = 1.0
     dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
@@ -370,6 +393,11 @@ def _check_parallelism(config: TrainConfig) -> None:
         raise UserError(
             f"sync.interval={config.sync.interval} needs parallelism=sparse_2d; {layout.kind.name} averages nothing"
         )
+    if config.sync.wire_dtype is WireDtype.bf16 and config.sync.rows is SyncRows.all:
+        raise UserError(
+            "sync.wire_dtype=bf16 needs sync.rows=touched or auto: it sends what changed in touched rows; "
+            "all rows as bf16 would round every weight to 8 bits"
+        )
     if not layout.sharding:
         raise UserError(f"parallelism.sharding is empty; name at least one of {[kind.name for kind in ShardingKind]}")
 
@@ -396,6 +424,9 @@ def _check_optimizer(config: TrainConfig) -> None:
     for name, eps in {"optimizer.eps": optimizer.eps, "optimizer.dense.eps": optimizer.dense.eps}.items():
         if not 0 < eps < float("inf"):
             raise UserError(f"{name}={eps} must be a finite number > 0")
+    for name, beta in {"optimizer.beta1": optimizer.beta1, "optimizer.beta2": optimizer.beta2}.items():
+        if not 0 <= beta < 1:
+            raise UserError(f"{name}={beta} must be in [0, 1)")
     scale = optimizer.moment_scale
     if scale == "auto":
         if optimizer.name is not TableOptimizer.momentum_scaled_rowwise_adagrad:

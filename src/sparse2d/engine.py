@@ -15,9 +15,9 @@ from sparse2d.config import TrainConfig
 from sparse2d.data.dataset import Dataset
 from sparse2d.mesh import Mesh, RankInfo
 from sparse2d.models.dlrm import build_dlrm
-from sparse2d.optimizers.fused import build_optimizer, fused_params
+from sparse2d.optimizers.fused import build_optimizer, table_sharder
 from sparse2d.parallel import shard_model
-from sparse2d.parallel.plans import PlanSummary, TableSharder, make_plan, summarise_plan, table_configs
+from sparse2d.parallel.plans import PlanSummary, make_plan, summarise_plan, table_configs
 from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.parallel.tables import initialise_tables
 from sparse2d.sync.averaging import ReplicaAverager
@@ -70,7 +70,7 @@ def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: 
     mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
     module = build_dlrm(config.model, dataset.num_embeddings, dataset.base_rate, config.seed, device)
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in table_configs(module)}
-    sharder = TableSharder(fused_params=fused_params(config.optimizer, mesh.num_groups))
+    sharder = table_sharder(config.optimizer, mesh.num_groups, device)
     world = dist.group.WORLD
     assert world is not None
     # One rank plans for all: hosts may differ in memory, and planning on every core at once takes longer than training.

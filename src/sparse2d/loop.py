@@ -230,10 +230,11 @@ def _comms(engine: Engine) -> dict[str, Any]:
     """Averaging's cost; bytes on the wire are null until they are measured there."""
     averager = engine.averager
     durations = averager.durations_s if averager is not None else []
+    payloads = averager.payloads_bytes if averager is not None else []
     return {
         "lookup_bytes_per_step": None,
         "sync_bytes_per_sync": None,
-        "sync_payload_bytes": averager.payload_bytes if averager is not None else 0,
+        "sync_payload_bytes": float(np.median(payloads)) if payloads else 0,
         "sync_ms_p50": float(np.median(durations)) * 1e3 if durations else None,
         "dense_bytes_per_step": None,
     }

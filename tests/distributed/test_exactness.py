@@ -28,7 +28,8 @@ def largest_difference(one: Trained, other: Trained) -> float:
 def bit_equal(one: Trained, other: Trained) -> bool:
     return (
         largest_difference(one, other) == 0
-        and all(torch.equal(one.moments[k], other.moments[k]) for k in one.moments)
+        and len(one.moments) == len(other.moments)
+        and all(torch.equal(a[k], b[k]) for a, b in zip(one.moments, other.moments, strict=True) for k in a)
         and one.losses == other.losses
         and one.metrics == other.metrics
     )

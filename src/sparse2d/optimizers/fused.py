@@ -1,18 +1,24 @@
 """The same optimizers as kernels: FBGEMM's, fused into the lookup's backward, and torch's for the dense part."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
+from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from sparse2d.config import DenseOptimizer, DenseOptimizerConfig, OptimizerConfig, TableOptimizer
+from sparse2d.optimizers.row_adam import FusedRowAdam, ReplicatedRowAdam
+from sparse2d.parallel.plans import TableSharder
 
 _FUSED = {
     TableOptimizer.sgd: EmbOptimType.EXACT_SGD,
+    TableOptimizer.adagrad: EmbOptimType.EXACT_ADAGRAD,
+    TableOptimizer.adam: EmbOptimType.ADAM,
     TableOptimizer.rowwise_adagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     TableOptimizer.momentum_scaled_rowwise_adagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
@@ -37,13 +43,38 @@ def _scaled(config: OptimizerConfig, num_groups: int) -> dict[str, float]:
     return {"lr": config.lr * root, "eps": config.eps * root}
 
 
-def fused_params(config: OptimizerConfig, num_groups: int) -> dict[str, Any]:
+def table_sharder(config: OptimizerConfig, num_groups: int, device: torch.device) -> TableSharder:
+    """TorchRec's sharder, carrying the tables' optimizer."""
+    return TableSharder(
+        fused_params=fused_params(config, num_groups, device), prepare=lambda kernels: fuse_row_adam(config, kernels)
+    )
+
+
+def fused_params(config: OptimizerConfig, num_groups: int, device: torch.device) -> dict[str, Any]:
     """FBGEMM's kernel and its numbers, for TorchRec's sharders."""
+    if config.name is TableOptimizer.adam and device.type == "cpu":
+        return {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0}  # see row_adam.py
     params: dict[str, Any] = {"optimizer": _FUSED[config.name]}
     if config.name is TableOptimizer.sgd:
         return params | {"learning_rate": config.lr}
+    if config.name is TableOptimizer.adagrad:
+        return params | {"learning_rate": config.lr, "eps": config.eps}
+    if config.name is TableOptimizer.adam:
+        betas = {"beta1": config.beta1, "beta2": config.beta2}
+        return params | betas | {"learning_rate": config.lr, "eps": config.eps}
     scaled = _scaled(config, num_groups)
     return params | {"learning_rate": scaled["lr"], "eps": scaled["eps"]}
+
+
+def fuse_row_adam(config: OptimizerConfig, kernels: Iterable[nn.Module]) -> None:
+    """Give Adam to lookup kernels on the CPU, where FBGEMM has none; does nothing for another optimizer or device."""
+    for kernel in kernels:
+        if (
+            config.name is TableOptimizer.adam
+            and isinstance(kernel, BatchedFusedEmbeddingBag)
+            and kernel.emb_module.use_cpu
+        ):
+            FusedRowAdam(kernel.emb_module, config)
 
 
 def _dense_optimizer(config: DenseOptimizerConfig, params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -56,6 +87,10 @@ def _replicated_table_optimizer(config: OptimizerConfig, params: list[nn.Paramet
     """Optimizer of data-parallel tables, whose gradients are already averaged over all ranks."""
     if config.name is TableOptimizer.sgd:
         return torch.optim.SGD(params, lr=config.lr)
+    if config.name is TableOptimizer.adagrad:
+        return torch.optim.Adagrad(params, lr=config.lr, eps=config.eps)
+    if config.name is TableOptimizer.adam:
+        return ReplicatedRowAdam(params, config)
     return RowWiseAdagrad(params, **_scaled(config, num_groups=1))
 
 

@@ -32,6 +32,57 @@ def rowwise_adagrad(
     weight.sub_(lr * grad / ((moment / moment_scale).sqrt() + eps).unsqueeze(1))
 
 
+def adagrad(weight: Tensor, grad: Tensor, moment: Tensor, *, lr: float, eps: float) -> None:
+    """AdaGrad with a moment for each element: ``v += g^2``, ``w -= lr * g / (sqrt(v) + eps)``; all [rows, dim]."""
+    moment.add_(grad.square())
+    weight.sub_(lr * grad / (moment.sqrt() + eps))
+
+
+def adam(
+    weight: Tensor,
+    grad: Tensor,
+    moments: tuple[Tensor, Tensor],
+    touched: Tensor,
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """Adam (arXiv 1412.6980, algorithm 1) on the rows of the batch; absent rows keep weights and moments.
+
+    ``m = b1 m + (1 - b1) g``, ``v = b2 v + (1 - b2) g^2``,
+    ``w -= lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)``.
+
+    Args:
+        weight: [rows, dim].
+        grad: [rows, dim].
+        moments: m and v, [rows, dim] each.
+        touched: bool [rows], the rows of the batch.
+        step: t, 1-based; all rows count the same steps, whether they were in the batch or not, as FBGEMM does.
+        lr: learning rate.
+        beta1: decay of m.
+        beta2: decay of v.
+        eps: added to the root.
+    """
+    first, second = moments
+    rows = touched.unsqueeze(1)
+    first.copy_(torch.where(rows, beta1 * first + (1 - beta1) * grad, first))
+    second.copy_(torch.where(rows, beta2 * second + (1 - beta2) * grad.square(), second))
+    change = lr * (first / (1 - beta1**step)) / ((second / (1 - beta2**step)).sqrt() + eps)
+    weight.copy_(torch.where(rows, weight - change, weight))
+
+
+def delayed_moments(moments: list[Tensor], snapshots: list[Tensor]) -> list[Tensor]:
+    """Moments averaged one averaging late: ``v_m += mean(s) - s_m``, s being the moments at the averaging before.
+
+    What a replica added since the snapshot stays its own until the next averaging.
+    """
+    mean = average_replicas(snapshots)
+    return [moment + (mean - snapshot) for moment, snapshot in zip(moments, snapshots, strict=True)]
+
+
 def average_replicas(replicas: list[Tensor]) -> Tensor:
     """Mean over the M replicas of one shard: what every synchronisation leaves on each of them."""
     return torch.stack(replicas).mean(dim=0)

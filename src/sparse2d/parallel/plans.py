@@ -1,15 +1,15 @@
 """Sharding plans: TorchRec's planner, run for one group of N ranks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import torch
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
@@ -17,13 +17,31 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from sparse2d.config import ParallelismConfig, ParallelismKind, ShardingKind
+from sparse2d.parallel.tables import lookup_kernels
 
 # FBGEMM works on rows of a multiple of four elements.
 MIN_COLUMNS = 4
 
 
 class TableSharder(EmbeddingBagCollectionSharder):
-    """TorchRec's sharder, which leaves row-wise out on the CPU although the kernels have it."""
+    """TorchRec's sharder, which leaves row-wise out on the CPU although the kernels have it.
+
+    Args:
+        fused_params: FBGEMM's optimizer and its numbers.
+        prepare: called with the lookup kernels of each collection as soon as it is sharded.
+    """
+
+    def __init__(
+        self, fused_params: dict[str, Any], prepare: Callable[[list[nn.Module]], None] = lambda kernels: None
+    ) -> None:
+        super().__init__(fused_params=fused_params)
+        self._prepare = prepare
+
+    def shard(self, *args: Any, **kwargs: Any) -> ShardedEmbeddingBagCollection:
+        """Upstream's, then ``prepare``."""
+        sharded = super().shard(*args, **kwargs)
+        self._prepare(lookup_kernels(sharded))
+        return sharded
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Upstream's sharding types, and row-wise on every device."""

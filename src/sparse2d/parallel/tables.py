@@ -1,7 +1,7 @@
 """Table shards by name: initial weights that no layout changes, and whole tables gathered from their shards."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +37,23 @@ class Shard:
 
 def local_shards(model: nn.Module) -> list[Shard]:
     """All shards on this rank, taken from the lookup kernels, which look alike in every layout."""
-    shards = []
-    for collection in (module for module in model.modules() if isinstance(module, ShardedEmbeddingBagCollection)):
-        for lookup in collection._lookups:
-            for kernel in lookup.modules():
-                if isinstance(kernel, BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag):
-                    shards += _kernel_shards(kernel)
-    return shards
+    return [shard for kernel in lookup_kernels(model) for shard in kernel_shards(kernel)]
 
 
-def _kernel_shards(kernel: BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag) -> list[Shard]:
+def lookup_kernels(model: nn.Module) -> list[BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag]:
+    """The kernels that look up this rank's shards; each serves the shards of several tables."""
+    return [
+        kernel
+        for collection in model.modules()
+        if isinstance(collection, ShardedEmbeddingBagCollection)
+        for lookup in collection._lookups
+        for kernel in lookup.modules()
+        if isinstance(kernel, BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag)
+    ]
+
+
+def kernel_shards(kernel: BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag) -> list[Shard]:
+    """The shards of one kernel, in the order in which it numbers their rows."""
     tables = kernel._config.embedding_tables
     weights = kernel.split_embedding_weights()
     moments: list[tuple[Tensor, ...]] = [()] * len(tables)
@@ -85,26 +92,36 @@ def initialise_tables(model: nn.Module, shapes: Mapping[str, tuple[int, int]], s
 
 def gather_tables(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
     """Every whole table [rows, dim], on every rank (a collective; for tests and small models)."""
-    return _assemble(((shard, shard.weight) for shard in local_shards(model)), shapes)
+    return _assemble([[(shard, shard.weight) for shard in local_shards(model)]], shapes)[0]
 
 
-def gather_moments(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
-    """Every fused table's first moment, spread to [rows, dim]: column-wise shards of one table keep their own."""
-    pairs = (
-        (shard, shard.moments[0].view(len(shard.weight), -1).expand_as(shard.weight))
-        for shard in local_shards(model)
-        if shard.moments
-    )
-    return _assemble(pairs, shapes)
+def gather_moments(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> list[dict[str, Tensor]]:
+    """Every table's moments, each spread to [rows, dim]: column-wise shards of one table keep their own.
+
+    Adam's two, AdaGrad's one, none for SGD or where nothing is fused.
+    """
+    shards = local_shards(model)
+    numbers = range(max((len(shard.moments) for shard in shards), default=0))
+    spread = [
+        [(shard, shard.moments[number].view(len(shard.weight), -1).expand_as(shard.weight)) for shard in shards]
+        for number in numbers
+    ]
+    return _assemble(spread, shapes)
 
 
-def _assemble(pairs: Iterable[tuple[Shard, Tensor]], shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+def _assemble(
+    states: list[list[tuple[Shard, Tensor]]], shapes: Mapping[str, tuple[int, int]]
+) -> list[dict[str, Tensor]]:
     """Whole tables from all ranks' rectangles; replicas write the same place, so the highest rank's copy stays."""
-    own = [(shard.table, shard.row, shard.column, tensor.cpu().clone()) for shard, tensor in pairs]
+    own = [
+        (number, shard.table, shard.row, shard.column, tensor.cpu().clone())
+        for number, pairs in enumerate(states)
+        for shard, tensor in pairs
+    ]
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, own)
-    tables: dict[str, Tensor] = {}
-    for name, row, column, tensor in (part for rank_parts in parts for part in rank_parts):
-        table = tables.setdefault(name, torch.full(shapes[name], float("nan")))
+    tables: dict[int, dict[str, Tensor]] = {}
+    for number, name, row, column, tensor in (part for rank_parts in parts for part in rank_parts):
+        table = tables.setdefault(number, {}).setdefault(name, torch.full(shapes[name], float("nan")))
         table[row : row + tensor.shape[0], column : column + tensor.shape[1]] = tensor
-    return tables
+    return [tables[number] for number in sorted(tables)]

@@ -1,0 +1,91 @@
+"""The paper's algorithm in one process on plain tensors: what real ranks are tested against."""
+
+from dataclasses import dataclass
+
+import torch
+from ranks import TableRun
+from torch import Tensor
+
+from sparse2d.config import OptimizerConfig, ShardingKind, SyncMoments, TableOptimizer
+from sparse2d.mesh import Mesh
+from sparse2d.optimizers import reference
+
+
+@dataclass
+class Table:
+    """One replica: weight and moments, each [rows, dim]; a row-wise moment is spread over the columns of its shard."""
+
+    weight: Tensor
+    moments: list[Tensor]
+
+
+def expected(run: TableRun, before: Tensor, table: str, num_ranks: int) -> Table:
+    """Every group steps on its own mean gradient, then replicas are averaged; the last replica."""
+    mesh = Mesh(num_ranks, run.parallelism.num_groups)
+    replicas = [Table(before.clone(), [torch.zeros_like(before) for _ in range(2)]) for _ in mesh.groups]
+    snapshots: list[list[Tensor]] | None = None
+    for step in range(len(run.ids)):
+        for replica, ranks in zip(replicas, mesh.groups, strict=True):
+            grads, touched = zip(*(gradient(run, step, rank, table) for rank in ranks), strict=True)
+            optimizer_step(run, replica, torch.stack(grads).mean(dim=0), torch.stack(touched).any(dim=0), step + 1)
+        if (step + 1) % run.sync.interval == 0:
+            _set_all([replica.weight for replica in replicas])
+            if run.sync.moments is SyncMoments.with_weights:
+                for moments in zip(*(replica.moments for replica in replicas), strict=True):
+                    _set_all(list(moments))
+            if run.sync.moments is SyncMoments.delayed:
+                if snapshots is not None:
+                    for number, snapshot in enumerate(snapshots):
+                        own = [replica.moments[number] for replica in replicas]
+                        for moment, late in zip(own, reference.delayed_moments(own, snapshot), strict=True):
+                            moment.copy_(late)
+                snapshots = [[replica.moments[number].clone() for replica in replicas] for number in range(2)]
+    return replicas[-1]
+
+
+def gradient(run: TableRun, step: int, rank: int, table: str) -> tuple[Tensor, Tensor]:
+    """Dense gradient of one rank's loss, by torch's autograd on a plain table, and which rows were looked up."""
+    rows, dim = run.shapes[table]
+    index = list(run.shapes).index(table)
+    weight = torch.zeros((rows, dim), requires_grad=True)
+    batch = run.factors.shape[2]
+    bags = torch.from_numpy(run.ids[step, rank, index]).view(batch, -1)
+    start = sum(other_dim for _, other_dim in list(run.shapes.values())[:index])
+    factors = torch.from_numpy(run.factors[step, rank, :, start : start + dim])
+    (weight[bags].sum(dim=1) * factors).sum().backward()
+    touched = torch.zeros(rows, dtype=torch.bool)
+    touched[bags.flatten()] = True
+    assert weight.grad is not None
+    return weight.grad, touched
+
+
+def optimizer_step(run: TableRun, table: Table, grad: Tensor, touched: Tensor, step: int) -> None:
+    """One reference step; column-wise shards of row-wise AdaGrad step with their own moments."""
+    config = run.optimizer
+    if config.name is TableOptimizer.sgd:
+        reference.sgd(table.weight, grad, lr=config.lr)
+    elif config.name is TableOptimizer.adagrad:
+        reference.adagrad(table.weight, grad, table.moments[0], lr=config.lr, eps=config.eps)
+    elif config.name is TableOptimizer.adam:
+        first, second = table.moments
+        numbers = {"lr": config.lr, "beta1": config.beta1, "beta2": config.beta2, "eps": config.eps}
+        reference.adam(table.weight, grad, (first, second), touched, step=step, **numbers)
+    else:
+        dim = grad.shape[1]
+        columns = 4 if run.parallelism.sharding == [ShardingKind.column_wise] else dim
+        for start in range(0, dim, columns):
+            shard = slice(start, start + columns)
+            _rowwise_step(run, config, table.weight[:, shard], grad[:, shard], table.moments[0][:, shard])
+
+
+def _rowwise_step(run: TableRun, config: OptimizerConfig, weight: Tensor, grad: Tensor, moment: Tensor) -> None:
+    row_moment = moment[:, 0].clone()
+    scale = run.parallelism.num_groups if config.moment_scale == "auto" else config.moment_scale
+    reference.rowwise_adagrad(weight, grad, row_moment, lr=config.lr, eps=config.eps, moment_scale=float(scale))
+    moment.copy_(row_moment.unsqueeze(1).expand_as(moment))
+
+
+def _set_all(replicas: list[Tensor]) -> None:
+    mean = reference.average_replicas(replicas)
+    for replica in replicas:
+        replica.copy_(mean)
