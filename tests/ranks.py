@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 import warnings
@@ -119,7 +120,10 @@ class PooledSum(nn.Module):
 
 @dataclass(frozen=True)
 class TableRun:
-    """A run of tables alone: layout, optimizer, and the ids [steps, T, tables, ids] and factors [steps, T, b, dims]."""
+    """A run of tables alone: layout, optimizer, and the ids [steps, T, tables, ids] and factors [steps, T, b, dims].
+
+    ``restart_at``: go on after this step with a new averager that is given the old one's state.
+    """
 
     shapes: dict[str, tuple[int, int]]
     parallelism: ParallelismConfig
@@ -127,18 +131,43 @@ class TableRun:
     sync: SyncConfig
     ids: np.ndarray
     factors: np.ndarray
+    restart_at: int | None = None
 
 
-def step_tables(
-    runs: list[TableRun],
-) -> list[tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Tensor]], bool]]:
-    """Initial tables, final tables, final moments, and whether all replicas are bit-equal at the end."""
+@dataclass(frozen=True)
+class Stepped:
+    """What steps on tables alone leave behind.
+
+    Attributes:
+        before: initial tables.
+        tables: final tables.
+        moments: final moments, for each state of the optimizer.
+        unequal_weights: rows (table, row) that are not bit-equal on all replicas in the end.
+        unequal_moments: the same of their moments.
+        payload_bytes: what rank 0 handed to collectives at each averaging.
+    """
+
+    before: dict[str, Tensor]
+    tables: dict[str, Tensor]
+    moments: list[dict[str, Tensor]]
+    unequal_weights: set[tuple[str, int]]
+    unequal_moments: set[tuple[str, int]]
+    payload_bytes: list[int]
+
+    @property
+    def replicas_equal(self) -> bool:
+        """Whether all replicas are bit-equal."""
+        return not self.unequal_weights and not self.unequal_moments
+
+
+def step_tables(runs: list[TableRun]) -> list[Stepped]:
+    """Train tables alone, one run after the other on the same ranks."""
     torch.set_num_threads(1)
     with process_group(CPU) as rank:
         return [_step_tables(run, rank) for run in runs]
 
 
-def _step_tables(run: TableRun, rank):
+def _step_tables(run: TableRun, rank) -> Stepped:
     mesh = Mesh(rank.world_size, run.parallelism.num_groups, run.parallelism.replicas)
     module = PooledSum(run.shapes)
     sharder = table_sharder(run.optimizer, mesh.num_groups, CPU)
@@ -161,21 +190,52 @@ def _step_tables(run: TableRun, rank):
         per_bag = len(ids) // (len(run.shapes) * batch)
         lengths = torch.full((len(run.shapes) * batch,), per_bag, dtype=torch.int32)
         keys = [f"f_{name}" for name in run.shapes]
-        model(KeyedJaggedTensor(keys, ids, lengths=lengths), torch.from_numpy(run.factors[step, rank.rank])).backward()
+        features = KeyedJaggedTensor(keys, ids, lengths=lengths)
+        model(features, torch.from_numpy(run.factors[step, rank.rank])).backward()
+        with torch.no_grad():  # an evaluation, which must leave no trace: it looks up every row
+            model(every_row(run.shapes), torch.zeros(1))
         if averager is not None:
             averager.after_step(step + 1)
+            if step + 1 == run.restart_at:
+                state = averager.state_dict()
+                averager = ReplicaAverager(model, run.sync)
+                averager.load_state_dict(pickle.loads(pickle.dumps(state)))
+    unequal_weights, unequal_moments = _unequal_rows(model, rank)
+    return Stepped(
+        before,
+        gather_tables(model, run.shapes),
+        gather_moments(model, run.shapes),
+        unequal_weights,
+        unequal_moments,
+        averager.payloads_bytes if averager is not None else [],
+    )
+
+
+def every_row(shapes: dict[str, tuple[int, int]]) -> KeyedJaggedTensor:
+    """One bag for each table, with all of its rows."""
+    rows = [rows for rows, _ in shapes.values()]
+    ids = torch.cat([torch.arange(n) for n in rows])
+    return KeyedJaggedTensor([f"f_{name}" for name in shapes], ids, lengths=torch.tensor(rows, dtype=torch.int32))
+
+
+def _unequal_rows(model: nn.Module, rank) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+    """Rows of which the weights, and the moments, are not bit-equal on all ranks that hold the same shard."""
     shards = [
         (shard.table, shard.row, shard.column, shard.weight.clone(), shard.moments) for shard in local_shards(model)
     ]
     everyone: list = [None] * rank.world_size
     torch.distributed.all_gather_object(everyone, shards)
-    seen: dict = {}
-    equal = True
+    first: dict = {}
+    unequal: tuple[set, set] = (set(), set())
     for table, row, column, weight, moments in (shard for one in everyone for shard in one):
-        first_weight, first_moments = seen.setdefault((table, row, column), (weight, moments))
-        equal &= torch.equal(weight, first_weight)
-        equal &= all(torch.equal(a, b) for a, b in zip(moments, first_moments, strict=True))
-    return before, gather_tables(model, run.shapes), gather_moments(model, run.shapes), equal
+        first_weight, first_moments = first.setdefault((table, row, column), (weight, moments))
+        for rows, pairs in zip(
+            unequal, ([(weight, first_weight)], zip(moments, first_moments, strict=True)), strict=True
+        ):
+            for one, other in pairs:
+                differs = (one != other).view(len(one), -1).any(dim=1)
+                rows |= {(table, row + index) for index in differs.nonzero().flatten().tolist()}
+    return unequal
 
 
 def upstream_layout(num_groups: int, inter_host: bool) -> list[list[int]]:

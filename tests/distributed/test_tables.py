@@ -42,16 +42,14 @@ def make_run(
 
 
 def check(runs: list[TableRun], num_ranks: int) -> None:
-    for run, (before, tables, moments, equal) in zip(
-        runs, run_ranks(step_tables, runs, num_ranks=num_ranks), strict=True
-    ):
+    for run, stepped in zip(runs, run_ranks(step_tables, runs, num_ranks=num_ranks), strict=True):
         synced = STEPS % run.sync.interval == 0 and run.sync.moments is SyncMoments.with_weights
-        assert equal or not synced
+        assert stepped.replicas_equal or not synced
         for table in SHAPES:
-            want = expected(run, before[table], table, num_ranks)
-            assert (tables[table] - before[table]).abs().max() > 1e-2
-            torch.testing.assert_close(tables[table], want.weight, atol=1e-6, rtol=1e-6)
-            for number, moment in enumerate(moments):
+            want = expected(run, stepped.before[table], table, num_ranks)
+            assert (stepped.tables[table] - stepped.before[table]).abs().max() > 1e-2
+            torch.testing.assert_close(stepped.tables[table], want.weight, atol=1e-6, rtol=1e-6)
+            for number, moment in enumerate(stepped.moments):
                 torch.testing.assert_close(moment[table], want.moments[number], atol=1e-6, rtol=1e-5)
 
 
@@ -79,10 +77,10 @@ def test_fused_optimizers_equal_their_formulas(num_ranks):
 
 def test_absent_rows_stay_as_they_are():
     run = make_run(1, 1, ShardingKind.table_wise, adagrad(4.0))
-    before, after, moments, _ = run_ranks(step_tables, [run], num_ranks=1)[0]
+    stepped = run_ranks(step_tables, [run], num_ranks=1)[0]
     for table, (rows, _) in SHAPES.items():
-        assert torch.equal(before[table][rows // 2 :], after[table][rows // 2 :])
-        assert not moments[0][table][rows // 2 :].any()
+        assert torch.equal(stepped.before[table][rows // 2 :], stepped.tables[table][rows // 2 :])
+        assert not stepped.moments[0][table][rows // 2 :].any()
 
 
 def test_2d_equals_the_algorithm_in_one_process():
@@ -104,8 +102,7 @@ def test_2d_equals_the_algorithm_in_one_process():
 
 def test_replicas_differ_between_averagings():
     run = make_run(2, 2, ShardingKind.table_wise, adagrad("auto"), interval=STEPS + 1)
-    *_, equal = run_ranks(step_tables, [run], num_ranks=2)[0]
-    assert not equal
+    assert run_ranks(step_tables, [run], num_ranks=2)[0].unequal_weights
 
 
 def test_moments_stay_local_when_they_are_never_averaged():
@@ -122,16 +119,16 @@ def test_small_tables_train_under_every_sharding(rows, sharding):
     ids = rng.integers(0, rows, (2, 8, 2, 4))
     factors = rng.normal(size=(2, 8, 4, 16)).astype(np.float32)
     run = TableRun(shapes, layout, OptimizerConfig(TableOptimizer.sgd, lr=1.0), SyncConfig(), ids, factors)
-    before, after, _, _ = run_ranks(step_tables, [run], num_ranks=8)[0]
+    stepped = run_ranks(step_tables, [run], num_ranks=8)[0]
     for index, table in enumerate(shapes):
-        expected = before[table].clone()
+        expected = stepped.before[table].clone()
         for step in range(2):
             grad = torch.zeros_like(expected)
             for rank in range(8):
                 part = torch.from_numpy(factors[step, rank, :, 8 * index : 8 * index + 8])
                 grad.index_add_(0, torch.from_numpy(ids[step, rank, index]), part)
             expected -= grad / 8
-        torch.testing.assert_close(after[table], expected, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(stepped.tables[table], expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("replicas", list(Replicas))

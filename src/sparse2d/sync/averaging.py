@@ -106,7 +106,7 @@ class ReplicaAverager:
         # Keys fit into 32 bits unless a rank holds more than two billion rows.
         compact = keys.int() if self._rows.num_rows < 2**31 else keys
         gathered = torch.cat(gather_keys(compact, self._group)).long()
-        self._count(compact)
+        self._count(compact, compact.element_size())
         union = gathered.unique()
         rows = self._rows.split(union)
         if self._averages_all is None:
@@ -176,7 +176,7 @@ class ReplicaAverager:
             return
         snapshot = self._rows.read(rows, [State.moments])
         flat = _flatten(snapshot)
-        self._count(flat)
+        self._count(flat, flat.element_size())
         work = dist.all_reduce(flat, group=self._group, async_op=True) if len(flat) else None
         self._delayed = DelayedMoments(rows, snapshot, flat, work)
 
@@ -207,7 +207,7 @@ class ReplicaAverager:
         flat = _flatten(tensors)
         if not len(flat):
             return tensors
-        self._count(flat)
+        self._count(flat, 2 if mean is mean_bf16 else flat.element_size())
         return _split_like(mean(flat, self._group), tensors)
 
     def _mean_over_gloo(self, tensors: list[Tensor]) -> None:
@@ -215,8 +215,8 @@ class ReplicaAverager:
         for tensor, mean in zip(tensors, self._mean_of(tensors, mean_fp32), strict=True):
             tensor.copy_(mean)
 
-    def _count(self, sent: Tensor) -> None:
-        self.payloads_bytes[-1] += sent.numel() * sent.element_size()
+    def _count(self, sent: Tensor, element_bytes: int) -> None:
+        self.payloads_bytes[-1] += sent.numel() * element_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep of this rank besides weights and moments; plain tensors, lists and numbers."""
