@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,13 @@ from torch import Tensor
 from sparse2d.config import SyncConfig, SyncMoments, SyncRows, WireDtype
 from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.sync.collectives import gather_keys, mean_bf16, mean_fp32
-from sparse2d.sync.rows import RowsByShard, ShardRows, State
-from sparse2d.sync.touched import Touched, TouchedRows
+from sparse2d.sync.rows import RowsByShard, RowValues, ShardRows, State
+from sparse2d.sync.touched import Touched, TouchedRows, distinct
 
 log = logging.getLogger(__name__)
+
+# Elements from which on copying a tensor into a common buffer costs more than a collective of its own.
+REDUCED_ALONE = 2**18
 
 
 @dataclass
@@ -25,13 +27,13 @@ class DelayedMoments:
 
     Attributes:
         rows: of each shard.
-        snapshot: this replica's values when they were sent.
-        mean: over the replicas, once ``work`` is done; flat.
+        snapshot: this replica's values when they were sent, flat.
+        mean: over the replicas, once ``work`` is done, flat.
         work: the all-reduce under way.
     """
 
     rows: list[Tensor | None]
-    snapshot: list[Tensor]
+    snapshot: Tensor
     mean: Tensor
     work: Any = None
 
@@ -107,7 +109,7 @@ class ReplicaAverager:
         compact = keys.int() if self._rows.num_rows < 2**31 else keys
         gathered = torch.cat(gather_keys(compact, self._group)).long()
         self._count(compact, compact.element_size())
-        union = gathered.unique()
+        union = distinct(gathered, self._rows.num_rows)
         rows = self._rows.split(union)
         if self._averages_all is None:
             self._averages_all = self._choose(gathered, rows)
@@ -137,62 +139,61 @@ class ReplicaAverager:
 
     def _average(self, rows: RowsByShard, touched: Touched) -> None:
         """Average the state of some rows."""
-        values = self._rows.read(rows, self._state)
+        now = self._rows.read(rows, self._state)
         if touched.before is None:
-            self._rows.write(rows, self._state, self._mean_of(values, mean_fp32))
-            return
-        # Sent as bf16, a weight keeps 8 bits of itself; what changed in it since all replicas were equal needs no more.
-        is_touched = [rows[i] is not None for i, tensors in enumerate(self._rows.tensors(self._state)) for _ in tensors]
-        before = self._before(rows, values, touched)
-        changes = [now - then for now, then, sent in zip(values, before, is_touched, strict=True) if sent]
-        whole = [now for now, sent in zip(values, is_touched, strict=True) if not sent]
-        changes, whole = self._mean_of(changes, mean_bf16), self._mean_of(whole, mean_fp32)
-        remaining_changes, remaining_whole = iter(changes), iter(whole)
-        means = [
-            then + next(remaining_changes) if sent else next(remaining_whole)
-            for then, sent in zip(before, is_touched, strict=True)
-        ]
-        self._rows.write(rows, self._state, means)
+            self._mean(now.flat)
+        else:
+            self._mean_of_changes(now, rows, touched)
+        self._rows.write(rows, self._state, now.parts)
 
-    def _before(self, rows: RowsByShard, values: list[Tensor], touched: Touched) -> list[Tensor]:
-        """What each of ``rows`` held at the last averaging: rows that only other replicas touched hold it still."""
+    def _mean_of_changes(self, now: RowValues, rows: RowsByShard, touched: Touched) -> None:
+        """Average ``now`` in place, sending as bf16 what changed in touched rows since all replicas were equal.
+
+        A weight sent as bf16 would keep 8 bits of itself; of what changed in it they are enough.
+        """
         assert touched.before is not None
         own = self._rows.split(touched.keys)
-        before = []
-        kept = iter(touched.before)
-        remaining = iter(values)
+        changed, whole = [], []
+        remaining, kept = iter(now.parts), iter(touched.before)
         for index, tensors in enumerate(self._rows.tensors(self._state)):
             union = rows[index]
             for _ in tensors:
-                then, mine = next(remaining).clone(), next(kept)
-                if union is not None:
-                    then[torch.searchsorted(union, own[index])] = mine
-                before.append(then)
-        return before
+                value, mine = next(remaining), next(kept)
+                if union is None:
+                    whole.append(value)
+                    continue
+                # Rows that only other replicas touched hold what they held before.
+                before = value.clone()
+                before[torch.searchsorted(union, own[index])] = mine
+                changed.append((value, before))
+        change = _flatten([value - before for value, before in changed], self._rows.device)
+        self._count(change, 2)
+        changes = mean_bf16(change, self._group).split([value.numel() for value, _ in changed])
+        for (value, before), part in zip(changed, changes, strict=True):
+            torch.add(before, part.view_as(before), out=value)
+        self._mean_together(whole)
 
     def _send_moments(self, rows: list[Tensor | None]) -> None:
         """``delayed``: start to average the moments as they are now."""
         if self._config.moments is not SyncMoments.delayed:
             return
         snapshot = self._rows.read(rows, [State.moments])
-        flat = _flatten(snapshot)
-        self._count(flat, flat.element_size())
-        work = dist.all_reduce(flat, group=self._group, async_op=True) if len(flat) else None
-        self._delayed = DelayedMoments(rows, snapshot, flat, work)
+        mean = snapshot.flat.clone()
+        self._count(mean, mean.element_size())
+        self._delayed = DelayedMoments(
+            rows, snapshot.flat, mean, dist.all_reduce(mean, group=self._group, async_op=True)
+        )
 
     def _apply_delayed(self) -> None:
         """``delayed``: take in what was sent at the last averaging (formula: ``reference.delayed_moments``)."""
         delayed = self._wait_for_delayed()
         if delayed is None:
             return
-        means = _split_like(delayed.mean, delayed.snapshot)
         now = self._rows.read(delayed.rows, [State.moments])
-        corrected = [
-            # Where nothing was added the mean itself, so that rows which go on untouched are bit-equal on all replicas.
-            torch.where(value == then, mean, value + (mean - then))
-            for value, then, mean in zip(now, delayed.snapshot, means, strict=True)
-        ]
-        self._rows.write(delayed.rows, [State.moments], corrected)
+        corrected = now.flat + (delayed.mean - delayed.snapshot)
+        # Where nothing was added the mean itself, so that rows which go on untouched are bit-equal on all replicas.
+        now.flat.copy_(torch.where(now.flat == delayed.snapshot, delayed.mean, corrected))
+        self._rows.write(delayed.rows, [State.moments], now.parts)
         self._delayed = None
 
     def _wait_for_delayed(self) -> DelayedMoments | None:
@@ -202,18 +203,25 @@ class ReplicaAverager:
             self._delayed.work = None
         return self._delayed
 
-    def _mean_of(self, tensors: list[Tensor], mean: Callable[[Tensor, dist.ProcessGroup], Tensor]) -> list[Tensor]:
-        """Mean over the replicas in one collective: one for each table would cost 26 latencies."""
-        flat = _flatten(tensors)
-        if not len(flat):
-            return tensors
-        self._count(flat, 2 if mean is mean_bf16 else flat.element_size())
-        return _split_like(mean(flat, self._group), tensors)
-
     def _mean_over_gloo(self, tensors: list[Tensor]) -> None:
         """Upstream's hook: gloo has no average."""
-        for tensor, mean in zip(tensors, self._mean_of(tensors, mean_fp32), strict=True):
-            tensor.copy_(mean)
+        self._mean_together([tensor for tensor in tensors if tensor.numel() < REDUCED_ALONE])
+        for tensor in tensors:
+            if tensor.numel() >= REDUCED_ALONE:
+                self._mean(tensor)
+
+    def _mean_together(self, tensors: list[Tensor]) -> None:
+        """Average some tensors in place in one collective: one for each would cost 26 latencies."""
+        flat = _flatten(tensors, self._rows.device)
+        self._mean(flat)
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+    def _mean(self, values: Tensor) -> None:
+        """Average a tensor in place."""
+        if values.numel():
+            self._count(values, values.element_size())
+            mean_fp32(values, self._group)
 
     def _count(self, sent: Tensor, element_bytes: int) -> None:
         self.payloads_bytes[-1] += sent.numel() * element_bytes
@@ -237,10 +245,5 @@ class ReplicaAverager:
         self._delayed = None if state["delayed"] is None else DelayedMoments(**state["delayed"])
 
 
-def _flatten(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
-
-
-def _split_like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+def _flatten(tensors: list[Tensor], device: torch.device) -> Tensor:
+    return torch.cat([torch.empty(0, device=device), *(tensor.reshape(-1) for tensor in tensors)])

@@ -1,6 +1,8 @@
 """The rows of this rank's shards under one numbering, and access to their weights and moments."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -18,6 +20,27 @@ class State(Enum):
 
 # Rows of each shard, in the order of ``ShardRows.shards``: indices [n], or None for all rows.
 RowsByShard = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class RowValues:
+    """Weights and moments of some rows, one after the other in one buffer.
+
+    Attributes:
+        flat: all of it, [n].
+        parts: views of it: for each shard in turn, [rows, columns] or [rows] for each part of the state.
+    """
+
+    flat: Tensor
+    parts: list[Tensor]
+
+    @classmethod
+    def empty(cls, shapes: Sequence[Sequence[int]], device: torch.device) -> "RowValues":
+        """Room for parts of these shapes, fp32."""
+        sizes = [math.prod(shape) for shape in shapes]
+        flat = torch.empty(sum(sizes), device=device)
+        parts = [part.view(*shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+        return cls(flat, parts)
 
 
 class ShardRows:
@@ -59,13 +82,19 @@ class ShardRows:
             for shard in self.shards
         ]
 
-    def read(self, rows: RowsByShard, state: Sequence[State]) -> list[Tensor]:
+    def read(self, rows: RowsByShard, state: Sequence[State]) -> RowValues:
         """Copies of some rows: for each shard in turn, one tensor [n, columns] or [n] for each part of ``state``."""
-        return [
-            tensor.clone() if index is None else tensor.index_select(0, index)
-            for index, tensors in zip(rows, self.tensors(state), strict=True)
-            for tensor in tensors
+        pairs = [
+            (index, tensor) for index, tensors in zip(rows, self.tensors(state), strict=True) for tensor in tensors
         ]
+        shapes = [tensor.shape if index is None else (len(index), *tensor.shape[1:]) for index, tensor in pairs]
+        values = RowValues.empty(shapes, self.device)
+        for (index, tensor), part in zip(pairs, values.parts, strict=True):
+            if index is None:
+                part.copy_(tensor)
+            else:
+                torch.index_select(tensor, 0, index, out=part)
+        return values
 
     def write(self, rows: RowsByShard, state: Sequence[State], values: Sequence[Tensor]) -> None:
         """Put back what ``read`` took, in its order."""

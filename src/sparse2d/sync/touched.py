@@ -11,6 +11,8 @@ from sparse2d.sync.rows import ShardRows, State
 
 # Recorded keys are made unique when they are so many more than the unique ones, to bound memory under a large K.
 COMPACT_AFTER = 2**20
+# With up to so many rows for each key, marking rows and reading the marks is faster than sorting keys.
+ROWS_PER_KEY = 64
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,15 @@ class Touched:
 
     keys: Tensor
     before: list[Tensor] | None
+
+
+def distinct(keys: Tensor, num_rows: int) -> Tensor:
+    """Sorted distinct keys of ``keys`` [n], each below ``num_rows``."""
+    if num_rows > ROWS_PER_KEY * len(keys):
+        return keys.unique()
+    seen = torch.zeros(num_rows, dtype=torch.bool, device=keys.device)
+    seen[keys] = True
+    return seen.nonzero().squeeze(1)
 
 
 class TouchedRows:
@@ -49,7 +60,7 @@ class TouchedRows:
         self._keys = empty
         self._pending: list[Tensor] = []
         self._num_pending = 0
-        self._before: list[Tensor] = self._rows.read(self._rows.split(empty), self._keep)
+        self._before: list[Tensor] = self._rows.read(self._rows.split(empty), self._keep).parts
 
     def _watch(self, kernel: Any, first_key: int) -> None:
         # First row of each feature's table among the kernel's rows; the last entry is the total.
@@ -77,7 +88,7 @@ class TouchedRows:
         ends = offsets[:: (len(offsets) - 1) // len(feature_starts)] if len(offsets) > 1 else offsets
         keys = indices.long() + torch.repeat_interleave(feature_starts, ends.diff(), output_size=len(indices))
         if self._keep:
-            self._keep_before(keys.unique())
+            self._keep_before(distinct(keys, self._rows.num_rows))
             return
         self._pending.append(keys)
         self._num_pending += len(keys)
@@ -85,13 +96,13 @@ class TouchedRows:
             self._compact()
 
     def _compact(self) -> None:
-        self._keys = torch.cat([self._keys, *self._pending]).unique()
+        self._keys = distinct(torch.cat([self._keys, *self._pending]), self._rows.num_rows)
         self._pending, self._num_pending = [], 0
 
     def _keep_before(self, keys: Tensor) -> None:
         """Copy the rows that are looked up for the first time since the last averaging."""
         new = keys[~torch.isin(keys, self._keys, assume_unique=True)]
-        added = self._rows.read(self._rows.split(new), self._keep)
+        added = self._rows.read(self._rows.split(new), self._keep).parts
         order = torch.cat([self._keys, new]).argsort()
         merged = torch.cat([self._keys, new])[order]
         old_rows, new_rows = self._rows.split(self._keys), self._rows.split(new)
