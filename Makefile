@@ -2,6 +2,7 @@
 # make test                                               environment + tests
 # make check                                              environment + lint, format and type checks
 # make bench-ingest                                       rows/s of the ingest beside TorchRec's and polars'
+# make bench-sync                                         milliseconds and bytes of one averaging
 # make lock                                               pin requirements/*.txt anew from pyproject.toml
 # ACCEL=cpu (default) or ACCEL=cuda chooses the pinned list.
 
@@ -71,3 +72,11 @@ clean:
 bench-ingest: environment
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps "iopath>=0.1.10" "portalocker>=3" "polars>=1.30" "polars-runtime-32>=1.30"
 	$(PY) experiments/ingest/bench.py
+
+# Milliseconds and bytes of one averaging, touched rows beside all rows; writes results/tables/sync_cost.csv and its figure.
+# In a network namespace of its own, where the system allows one, so that no other traffic is counted.
+.PHONY: bench-sync
+bench-sync: environment
+	@isolated=$$(unshare -rn sh -c 'ip link set lo up' 2>/dev/null && echo "unshare -rn"); \
+	$$isolated sh -c 'ip link set lo up 2>/dev/null; exec $(PY) experiments/sync_cost/bench.py'
+	$(PY) paper_figures/sync_cost.py
