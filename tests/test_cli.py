@@ -41,11 +41,11 @@ def refused(program, tmp_path):
         ("optimizer={lr:1,momentum:2}", "unknown option 'optimizer.momentum'"),
         ("optimzer=sgd", "unknown option 'optimzer'; did you mean 'optimizer'?"),
         ("global_batchsize=64", "did you mean 'global_batch_size'?"),
-        ("optimizer=sgdd", "no config optimizer/sgdd; choose from: momentum_scaled_rowwise_adagrad, rowwise_adagrad,"),
+        ("optimizer=sgdd", "no config optimizer/sgdd; choose from: adagrad, adam, momentum_"),
         ("experiment=nosuch", "no config experiment/nosuch; choose from: ne_parity"),
         ("experiment=null", "each group (data, experiment, launch,"),
         ("optimizer=3", "each group (data, experiment, launch,"),
-        ("optimizer.name=adam", "optimizer.name: Invalid value 'adam', expected one of [sgd, "),
+        ("optimizer.name=lamb", "optimizer.name: Invalid value 'lamb', expected one of [sgd, "),
         ("optimizer.lr=fast", "optimizer.lr: Value 'fast' of type 'str' could not be converted to Float"),
         ("max_steps=1.5", "max_steps: Value '1.5' of type 'float' could not be converted to Integer"),
         ("results_dir=null", "'results_dir' is not Optional"),
@@ -136,7 +136,11 @@ def run_module(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_help_lists_groups_and_options(tmp_path):
     done = run_module("sparse2d.train", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    for text in ("parallelism: data_parallel, full_mp, sparse_2d", "optimizer: momentum_", "global_batch_size: 512"):
+    for text in (
+        "parallelism: data_parallel, full_mp, sparse_2d",
+        "optimizer: adagrad, adam, momentum_",
+        "global_batch_size: 512",
+    ):
         assert text in done.stdout
     assert not list(tmp_path.iterdir())
 

@@ -99,6 +99,8 @@ def test_one_moment_scale_has_one_fingerprint(train_config):
         (["eval_batch_size=-2"], r"eval_batch_size=-2 must be at least 1"),
         (["log_every=0"], r"log_every=0 must be at least 1"),
         (["max_steps=0"], r"max_steps=0 must be at least 1"),
+        (["optimizer.beta1=1"], r"optimizer\.beta1=1\.0 must be in \[0, 1\)"),
+        (["optimizer.beta2=-0.5"], r"optimizer\.beta2=-0\.5 must be in \[0, 1\)"),
         (["sync.interval=0"], r"sync\.interval=0 must be at least 1"),
         (["launch.num_ranks=0"], r"launch\.num_ranks=0 must be at least 1"),
         (["launch.threads_per_rank=0"], r"launch\.threads_per_rank=0 must be at least 1"),
@@ -156,6 +158,15 @@ def test_layouts_are_chosen_by_their_group(train_config):
         assert train_config(f"parallelism={kind.name}").parallelism.kind is kind
 
 
-def test_averaging_every_k_steps_is_for_2d_only(train_config):
-    with pytest.raises(UserError, match=r"sync.interval=16 needs parallelism=sparse_2d; data_parallel averages"):
-        check_train(train_config("sync=local_sgd", "parallelism=data_parallel"))
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [("sync=local_sgd", "interval=16"), ("sync.moments=never", "moments=never"), ("sync.rows=all", "rows=all")],
+)
+def test_averaging_is_for_2d_only(option, named, train_config):
+    with pytest.raises(UserError, match=rf"sync.{named} needs parallelism=sparse_2d; data_parallel averages"):
+        check_train(train_config(option, "parallelism=data_parallel"))
+
+
+def test_all_rows_are_not_sent_as_bf16(train_config):
+    with pytest.raises(UserError, match="needs sync.rows=touched or auto"):
+        check_train(train_config("parallelism=sparse_2d", "sync.wire_dtype=bf16", "sync.rows=all"))

@@ -29,7 +29,7 @@ from sparse2d.data.prepare import prepare
 PATIENCE_S = 120
 TWO_D = ["parallelism=sparse_2d", "parallelism.num_groups=2"]
 # Steps enough for a signal to arrive in the middle.
-LONG = 30_000
+LONG = 60_000
 RECORD_KEYS = {
     "": "schema status error provenance experiment fingerprint command git_commit git_dirty versions host started_at "
     "finished_at wall_s seed config data eval train plan comms memory",

@@ -3,7 +3,7 @@
 Each option is declared once, here; the files under ``conf/`` only hold values. Keys that are not declared are refused.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 
@@ -389,10 +389,15 @@ def _check_parallelism(config: TrainConfig) -> None:
         raise UserError(
             f"parallelism.num_groups={layout.num_groups} needs parallelism=sparse_2d; {layout.kind.name} has one group"
         )
-    if config.sync.interval != 1 and layout.kind is not ParallelismKind.sparse_2d:
-        raise UserError(
-            f"sync.interval={config.sync.interval} needs parallelism=sparse_2d; {layout.kind.name} averages nothing"
-        )
+    if layout.kind is not ParallelismKind.sparse_2d:
+        defaults = SyncConfig()
+        for option in fields(SyncConfig):
+            value = getattr(config.sync, option.name)
+            if value != getattr(defaults, option.name):
+                text = value.name if isinstance(value, Enum) else value
+                raise UserError(
+                    f"sync.{option.name}={text} needs parallelism=sparse_2d; {layout.kind.name} averages nothing"
+                )
     if config.sync.wire_dtype is WireDtype.bf16 and config.sync.rows is SyncRows.all:
         raise UserError(
             "sync.wire_dtype=bf16 needs sync.rows=touched or auto: it sends what changed in touched rows; "
