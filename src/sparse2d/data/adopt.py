@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 import sparse2d
 from sparse2d.config import NUM_DENSE, NUM_SPARSE, DataConfig
 from sparse2d.data.atomic import replacing
-from sparse2d.data.build import count_positives, refuse_one_label
 from sparse2d.data.digests import KnownDigests
 from sparse2d.data.manifest import (
     SCHEMA,
@@ -32,7 +31,7 @@ from sparse2d.data.manifest import (
 )
 from sparse2d.data.npy import map_npz
 from sparse2d.data.seen import SeenIds
-from sparse2d.data.splits import split_options, split_ranges
+from sparse2d.data.splits import labelled_splits, split_options, split_ranges
 from sparse2d.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -113,10 +112,7 @@ def _describe(
         rows = files[array_name(day, "dense")].shape[0]
         places.append(Day(day, first_row, rows))
         first_row += rows
-    labels = {day: np.load(arrays / array_name(day, "labels"), mmap_mode="r")[:, 0] for day in days}
-    ranges = split_ranges([place.rows for place in places], data, arrays)
-    splits = {name: count_positives(rows, places, labels) for name, rows in ranges.items()}
-    refuse_one_label(splits["train"], arrays)
+    splits = labelled_splits(split_ranges([place.rows for place in places], data, arrays), places, arrays, arrays)
     columns, modulo = _columns(arrays, days, data.num_embeddings)
     return Manifest(
         schema=SCHEMA,

@@ -146,8 +146,8 @@ def _check_source(data: DataConfig) -> None:
         for name in ("path", "raw_dir", "days"):
             if (value := getattr(data, name)) is not None:
                 raise UserError(f"data.{name}={value} has no effect with data.source=synthetic; leave one of them out")
-        if data.on_bad_line is OnBadLine.reject or data.ids is IdMapping.contiguous:
-            raise UserError("data.on_bad_line=reject and data.ids=contiguous need raw files, not synthetic rows")
+        if data.on_bad_line is OnBadLine.reject:
+            raise UserError("data.on_bad_line=reject needs raw files: synthetic rows have no bad lines")
         return
     if data.path is not None and data.raw_dir is not None:
         raise UserError(f"data.path={data.path} and data.raw_dir={data.raw_dir}: give one of them")
