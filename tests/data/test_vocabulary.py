@@ -1,6 +1,7 @@
 """Contiguous ids against a plain dictionary, TorchRec's sparse_to_contiguous, and the rule at its edges."""
 
 import dataclasses
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +18,7 @@ from sparse2d.data.dataset import open_dataset
 from sparse2d.data.manifest import read_manifest
 from sparse2d.data.prepare import prepare
 from sparse2d.data.synthetic import write_raw
+from sparse2d.data.verify import verify
 from sparse2d.data.vocabulary import Vocabulary, VocabularyIds
 from sparse2d.errors import UserError
 
@@ -195,3 +197,50 @@ def test_damaged_vocabulary_is_refused(config, line, write_lines, tmp_path, cont
         file.write_bytes(content)
     with pytest.raises(UserError, match="vocabulary"):
         prepare(config(raw, **CONTIGUOUS, vocabulary=str(file)), progress=False)
+
+
+def damaged(change):
+    """The damage that ``change`` does to a vocabulary's arrays, by name."""
+
+    def damage(file):
+        with np.load(file) as arrays:
+            content = dict(arrays)
+        change(content)
+        np.savez(file, **content)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "messages"),
+    [
+        (lambda file: file.unlink(), [r"missing; without it no other day"]),
+        (lambda file: file.write_bytes(file.read_bytes()[:-8]), [r"not a vocabulary"]),
+        (lambda file: file.write_bytes(b""), [r"not a vocabulary"]),
+        (damaged(lambda c: c.update(C3=c["C3"][::-1])), [r"digest \w+\.\.\., expected \w+"]),
+        (damaged(lambda c: c.update(C3=c["C3"][:-1])), [r"digest \w+"]),
+        (
+            damaged(lambda c: c.update(C3=np.append(c["C3"], np.uint32(77)))),
+            [r"digest \w+", r"C3 has 6 tokens, expected 5 at most, for 7 table rows"],
+        ),
+        (damaged(lambda c: c.update(C3=c["C3"].astype(np.int64))), ["not 32-bit tokens"]),
+        (damaged(lambda c: c.pop("C26")), ["not a vocabulary"]),
+    ],
+)
+def test_check_says_what_is_wrong_with_the_vocabulary(config, line, write_lines, damage, messages):
+    raw = write_lines([line(r % 2, {"C3": f"{r % 5:x}"}) for r in range(40)])
+    folder = prepare(config(raw, **CONTIGUOUS), progress=False)
+    assert verify(folder) == []
+    damage(folder / "vocabulary.npz")
+    faults = verify(folder)
+    assert len(faults) == len(messages)
+    for fault, message in zip(faults, messages, strict=True):
+        assert re.search(rf"vocabulary\.npz: .*{message}", fault)
+    with pytest.raises(UserError, match=r"vocabulary"):
+        prepare(config(raw, name="other", **CONTIGUOUS, vocabulary=str(folder)), progress=False)
+
+
+def test_check_of_hashed_ids_asks_for_no_vocabulary(config, line, write_lines):
+    folder = prepare(config(write_lines([line(r % 2) for r in range(30)])), progress=False)
+    assert verify(folder) == []
+    assert not (folder / "vocabulary.npz").exists()

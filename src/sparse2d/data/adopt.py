@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import sparse2d
 from sparse2d.config import NUM_DENSE, NUM_SPARSE, DataConfig
+from sparse2d.data.arrays import open_multi_hot
 from sparse2d.data.atomic import replacing
 from sparse2d.data.digests import KnownDigests
 from sparse2d.data.manifest import (
@@ -29,7 +30,6 @@ from sparse2d.data.manifest import (
     key_digest,
     multi_hot_name,
 )
-from sparse2d.data.npy import map_npz
 from sparse2d.data.seen import SeenIds
 from sparse2d.data.splits import labelled_splits, split_options, split_ranges
 from sparse2d.errors import UserError
@@ -169,7 +169,8 @@ def _pieces(arrays: Path, days: list[int]) -> Iterator[tuple[str, int, tuple[NDA
     for day in days:
         dense, labels = (np.load(arrays / array_name(day, part), mmap_mode="r") for part in ("dense", "labels"))
         path = arrays / array_name(day, "sparse")
-        columns = [np.load(path, mmap_mode="r")] if path.is_file() else map_npz(arrays / multi_hot_name(day))
+        multi_hot = arrays / multi_hot_name(day)
+        columns = [np.load(path, mmap_mode="r")] if path.is_file() else open_multi_hot(multi_hot, len(dense))
         width = None if path.is_file() else 1
         for start in range(0, len(dense), _PIECE_ROWS):
             rows = slice(start, start + _PIECE_ROWS)

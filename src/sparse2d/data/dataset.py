@@ -205,15 +205,16 @@ class _Arrays:
         """Copy rows of a day to places of the batch."""
         self.dense[places] = day.dense[rows]
         self.labels[places] = day.labels[rows, 0]
+        modulo = self._dataset.manifest.modulo
         if not self._stored and day.sparse is not None:
             ids = day.sparse[rows]
-            self.sparse[places] = ids % np.array(self._dataset.num_embeddings) if self._dataset.manifest.modulo else ids
+            self.sparse[places] = ids % np.array(self._dataset.num_embeddings) if modulo else ids
             return
         assert day.multi_hot is not None
         first = 0
-        for array in day.multi_hot:
+        for array, limit in zip(day.multi_hot, self._dataset.num_embeddings, strict=True):
             ids = array[rows] if self._stored else array[rows, :1]
-            self.sparse[places, first : first + ids.shape[1]] = ids
+            self.sparse[places, first : first + ids.shape[1]] = ids % limit if modulo else ids
             first += ids.shape[1]
 
     def batch(self, first_row: int, num_rows: int, row_at: Callable[[int], int]) -> RankBatch:
