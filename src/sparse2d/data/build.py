@@ -14,7 +14,7 @@ import numpy as np
 import sparse2d
 from sparse2d.config import DataConfig, DataSource, IdMapping, OnBadLine, SplitKind
 from sparse2d.data import capacity, synthetic
-from sparse2d.data.atomic import replacing
+from sparse2d.data.atomic import replacing, sync
 from sparse2d.data.digests import KnownDigests
 from sparse2d.data.fit import fit_vocabulary
 from sparse2d.data.ids import HashIds, IdMap
@@ -285,7 +285,8 @@ def _name(partial: Path, folder: Path, records: list[DayRecord], manifest: Manif
     rejected = [(record.source["file"], *reject) for record in records for reject in record.source.get("rejected", ())]
     if rejected:
         text = "".join(f"{file}\t{line}\t{reason}\n" for file, line, reason in rejected)
-        (partial / REJECTS).write_text(f"file\tline\treason\n{text}", encoding="utf-8")
+        with replacing(partial / REJECTS) as temporary:
+            temporary.write_text(f"file\tline\treason\n{text}", encoding="utf-8")
         log.warning("%d bad lines were left out; they are listed in %s", len(rejected), folder / REJECTS)
     manifest.write(partial)
     for record in records:
@@ -294,6 +295,7 @@ def _name(partial: Path, folder: Path, records: list[DayRecord], manifest: Manif
     _fit_file(partial / VOCABULARY).unlink(missing_ok=True)
     try:
         partial.rename(folder)
+        sync(folder.parent)
     except OSError:
         # On a file system without locks another process may have made the equal copy first.
         if not folder.is_dir():

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse2d.config import NUM_DENSE, NUM_SPARSE, DataConfig
-from sparse2d.data.atomic import replacing
+from sparse2d.data.atomic import replacing, sync
 from sparse2d.data.digests import sha256_of
 from sparse2d.data.fastparse import Parsed
 from sparse2d.data.ids import IdMap
@@ -144,6 +144,9 @@ def ingest_day(job: IngestJob, source: DaySource, ids: IdMap, key: str, on_rows:
         if totals.rows == 0:
             raise UserError(f"{source.name}: 0 rows; give a raw Criteo file")
         outputs = {p: job.pool.submit(_output_file, temporary[p], totals.rows, *_WIDTHS[p]) for p in PARTS}
+        for path in temporary.values():
+            # While the digests are computed: the disk is not busy with them.
+            sync(path)
         files_by_name = {array_name(day, part): future.result() for part, future in outputs.items()}
     with replacing(folder / seen_name(day)) as seen, seen.open("wb") as file:
         np.save(file, totals.seen.bits)
