@@ -117,12 +117,13 @@ def test_synthetic_vocabulary_is_fitted_on_the_training_days_only(config):
 
 def test_memory_for_counting_is_told_and_checked(config, line, write_lines, monkeypatch):
     raw = write_lines([line(r % 2) for r in range(30)])
-    needs = capacity.estimate(30, 1, 1, config().num_embeddings)
+    options = {"workers": 1, "table_rows": [20] * 26}
+    needs = capacity.estimate(30, 1, 1, [20] * 26)
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": needs.memory + 1})())
-    prepare(config(raw, workers=1), progress=False)
+    prepare(config(raw, **options), progress=False)
     with pytest.raises(UserError, match="of memory are needed"):
-        prepare(config(raw, workers=1, ids=IdMapping.contiguous), progress=False)
-    large = capacity.with_vocabulary(needs, 4 * 10**9, 1, config().num_embeddings, fit=True)
+        prepare(config(raw, **options, ids=IdMapping.contiguous), progress=False)
+    large = capacity.with_vocabulary(needs, 1000, 4 * 10**9)
     assert large.memory - needs.memory == 2 * capacity.COUNTING_BYTES
 
 

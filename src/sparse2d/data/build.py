@@ -185,10 +185,12 @@ def _check_before_start(job: IngestJob) -> None:
         split_ranges([rows for rows, _ in estimates.values()], data, _what(data, inputs))
     day_rows = [rows for rows, _ in estimates.values()] or [len(rows) for rows in synthetic_days(data)]
     todo = [n for day, n in zip(job.days, day_rows, strict=True) if not (job.folder / record_name(day)).is_file()]
-    needs = capacity.estimate(sum(todo), len(todo), job.workers, data.num_embeddings)
+    tables = data.num_embeddings
     if data.ids is IdMapping.contiguous:
-        fit = data.vocabulary is None
-        needs = capacity.with_vocabulary(needs, sum(day_rows), job.workers, data.num_embeddings, fit)
+        tables = [min(size, sum(day_rows)) for size in tables]
+    needs = capacity.estimate(sum(todo), len(todo), job.workers, tables)
+    if data.ids is IdMapping.contiguous:
+        needs = capacity.with_vocabulary(needs, sum(tables), 0 if data.vocabulary else sum(day_rows))
     capacity.check(needs, job.folder)
 
 
@@ -287,7 +289,7 @@ def _name(partial: Path, folder: Path, records: list[DayRecord], manifest: Manif
         text = "".join(f"{file}\t{line}\t{reason}\n" for file, line, reason in rejected)
         with replacing(partial / REJECTS) as temporary:
             temporary.write_text(f"file\tline\treason\n{text}", encoding="utf-8")
-        log.warning("%d bad lines were left out; they are listed in %s", len(rejected), folder / REJECTS)
+        log.warning("bad lines left out: %d, listed in %s", len(rejected), folder / REJECTS)
     manifest.write(partial)
     for record in records:
         (partial / seen_name(record.day)).unlink()

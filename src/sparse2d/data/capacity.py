@@ -47,17 +47,15 @@ def estimate(rows: int, days: int, workers: int, num_embeddings: Sequence[int]) 
     return Needs(rows, rows * ROW_BYTES + days * bits, memory)
 
 
-def with_vocabulary(needs: Needs, rows: int, workers: int, num_embeddings: Sequence[int], fit: bool) -> Needs:
-    """Those, where ids come from a vocabulary of as many tokens as the tables or all ``rows`` rows have.
+def with_vocabulary(needs: Needs, tokens: int, counted_rows: int) -> Needs:
+    """Those, where ids come from a vocabulary of so many tokens, which is fitted on so many rows first, if any.
 
-    Counting tokens comes first, and its runs are gone from the disk when the arrays come.
+    The runs of counting are gone from the disk when the arrays come.
     """
-    tokens = sum(min(size, rows) for size in num_embeddings)
     memory = needs.memory + tokens * _TOKEN_MEMORY
-    if fit:
-        # Twice: when all is counted, the tables are sorted one after another, and the tokens that are kept come beside.
-        counting = 2 * min(COUNTING_BYTES, rows * NUM_SPARSE * _COUNT_MEMORY)
-        memory = max(memory, needs.memory + counting)
+    # Twice: when all is counted, the tables are sorted one after another, and the tokens that are kept come beside.
+    counting = 2 * min(COUNTING_BYTES, counted_rows * NUM_SPARSE * _COUNT_MEMORY)
+    memory = max(memory, needs.memory + counting)
     return replace(needs, memory=memory, disk=needs.disk + tokens * 4)
 
 

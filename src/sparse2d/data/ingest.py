@@ -124,7 +124,7 @@ def ingest_day(job: IngestJob, source: DaySource, ids: IdMap, key: str, on_rows:
     Raises:
         UserError: for a bad line or a damaged file; then nothing of this day stands under its name.
     """
-    day, folder, lines = source.day, job.folder, 0
+    day, folder, lines, first_fault = source.day, job.folder, 0, ""
     totals = _Totals(SeenIds(ids.num_embeddings))
     with ExitStack() as stack:
         temporary = {part: stack.enter_context(replacing(folder / array_name(day, part))) for part in PARTS}
@@ -133,6 +133,7 @@ def ingest_day(job: IngestJob, source: DaySource, ids: IdMap, key: str, on_rows:
             for piece, share in in_order(_converting(source, job.data, ids), job.pool, job.pieces_at_once):
                 for place, reason in piece.rejects:
                     source.refuse(lines + place + 1, reason)
+                    first_fault = first_fault or f", only bad lines, the first: {reason}"
                 lines += piece.num_lines
                 append["dense"](piece.dense)
                 append["sparse"](piece.sparse)
@@ -142,7 +143,7 @@ def ingest_day(job: IngestJob, source: DaySource, ids: IdMap, key: str, on_rows:
                 totals.add(piece)
                 on_rows(len(piece.labels), share)
         if totals.rows == 0:
-            raise UserError(f"{source.name}: 0 rows; give a raw Criteo file")
+            raise UserError(f"{source.name}: 0 rows{first_fault}; give a raw Criteo file")
         outputs = {p: job.pool.submit(_output_file, temporary[p], totals.rows, *_WIDTHS[p]) for p in PARTS}
         for path in temporary.values():
             # While the digests are computed: the disk is not busy with them.
