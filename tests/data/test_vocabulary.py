@@ -124,7 +124,7 @@ def test_memory_for_counting_is_told_and_checked(config, line, write_lines, monk
     with pytest.raises(UserError, match="of memory are needed"):
         prepare(config(raw, **options, ids=IdMapping.contiguous), progress=False)
     large = capacity.with_vocabulary(needs, 1000, 4 * 10**9)
-    assert large.memory - needs.memory == 2 * capacity.COUNTING_BYTES
+    assert large.memory - needs.memory == capacity.COUNTING_BYTES * 3 // 2
 
 
 def test_kept_if_seen_at_least_t_times(config, line, write_lines):

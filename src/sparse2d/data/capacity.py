@@ -53,8 +53,8 @@ def with_vocabulary(needs: Needs, tokens: int, counted_rows: int) -> Needs:
     The runs of counting are gone from the disk when the arrays come.
     """
     memory = needs.memory + tokens * _TOKEN_MEMORY
-    # Twice: when all is counted, the tables are sorted one after another, and the tokens that are kept come beside.
-    counting = 2 * min(COUNTING_BYTES, counted_rows * NUM_SPARSE * _COUNT_MEMORY)
+    # Measured: tables that are sorted and merged, or written out, take a third of the budget beside it.
+    counting = min(COUNTING_BYTES, counted_rows * NUM_SPARSE * _COUNT_MEMORY) * 3 // 2
     memory = max(memory, needs.memory + counting)
     return replace(needs, memory=memory, disk=needs.disk + tokens * 4)
 
