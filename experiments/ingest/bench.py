@@ -1,5 +1,7 @@
 """Rows/s and peak memory of the ingest, of TorchRec's, of a polars pipeline and of mere reading: one file, one run.
 
+Beside them, the loader and its check of ids, as shares of a training step on the same rows.
+
 Each measurement is a process of its own, which warms up on a few rows first: imports and compilation are not counted,
 memory is the process's peak, imports included. Rounds go over all tools in turn: a busy machine is busy for all.
 
@@ -21,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from sparse2d.config import DataConfig, DataSource, SyntheticConfig
-from sparse2d.data.dataset import open_dataset, train_batches
+from sparse2d.data.dataset import check_batch, open_dataset, train_batches
 from sparse2d.data.prepare import prepare
 from sparse2d.data.synthetic import write_raw
 
@@ -31,6 +33,7 @@ KAGGLE_ROWS += [27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 
 UNIQUE_ROWS = DAY_ROWS = 200_000
 WARM_ROWS = 2000
 BATCH = 8192
+CHECKED_BATCHES, CHECK_REPEATS = 20, 20
 
 
 def options(raw: Path, out: Path) -> DataConfig:
@@ -82,6 +85,40 @@ def load(raw: Path, out: Path) -> None:
         pass
 
 
+def check_ids(raw: Path, out: Path) -> dict[str, float]:
+    """The loader's check of ids and labels alone, on batches that are in memory."""
+    dataset = open_dataset(next(path for path in raw.parent.glob("loaded/bench-*")))
+    batches = list(train_batches(dataset, BATCH, 0, 1, max_steps=CHECKED_BATCHES))
+    labels = [batch.labels.astype(np.int32) for batch in batches]
+    start = time.perf_counter()
+    for _ in range(CHECK_REPEATS):
+        for batch, batch_labels in zip(batches, labels, strict=True):
+            check_batch(dataset, batch.sparse, batch_labels, int)
+    seconds = time.perf_counter() - start
+    return {"rows_per_s": CHECK_REPEATS * len(batches) * BATCH / seconds, "peak_memory_bytes": peak_memory()}
+
+
+def train_step(raw: Path, out: Path) -> dict[str, float]:
+    """A real run of the default model on one rank and one thread, at the loader's batch size; warm-up steps apart."""
+    options = {
+        "data": "criteo_kaggle",
+        "data.path": raw,
+        "data.out_dir": out / "data",
+        "results_dir": out / "results",
+        "parallelism": "full_mp",
+        "launch.num_ranks": 1,
+        "launch.device": "cpu",
+        "global_batch_size": BATCH,
+        "eval_batch_size": BATCH,
+        "tracking": "none",
+    }
+    command = [sys.executable, "-m", "sparse2d.train", *(f"{name}={value}" for name, value in options.items())]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    record = json.loads(next((out / "results").rglob("record.json")).read_text(encoding="utf-8"))
+    return {"rows_per_s": record["train"]["qps"], "peak_memory_bytes": record["memory"]["peak_rss_bytes"]}
+
+
+SELF_TIMED: dict[str, Callable[[Path, Path], dict[str, float]]] = {"id_check": check_ids, "train_step": train_step}
 TOOLS: dict[str, Callable[[Path, Path], None]] = {
     "sparse2d": ours,
     "torchrec": torchrec,
@@ -103,6 +140,8 @@ def measure(tool: str, raw: Path, rows: int) -> dict[str, float]:
 def measured(tool: str, raw: Path, rows: int) -> dict[str, float]:
     """In that process: warm up, then time."""
     with TemporaryDirectory(dir=raw.parent) as out:
+        if tool in SELF_TIMED:
+            return SELF_TIMED[tool](raw, Path(out))
         for part in ("warm", "timed"):
             (Path(out) / part).mkdir()
         TOOLS[tool](raw if tool == "loader" else raw.parent / "warm.tsv", Path(out) / "warm")
@@ -143,7 +182,8 @@ def main(rows: int, rounds: int, days_rounds: int) -> pd.DataFrame:
         generate(folder, rows)
         for number in range(rounds):
             inputs = {tool: (folder / "rows.tsv", rows) for tool in ("sparse2d", "torchrec", "polars", "read")}
-            inputs["loader"] = (folder / "rows.tsv", rows * 6 // 7 // BATCH * BATCH)
+            loaded = rows * 6 // 7 // BATCH * BATCH
+            inputs |= {tool: (folder / "rows.tsv", loaded) for tool in ("loader", *SELF_TIMED)}
             if number < days_rounds:
                 inputs |= {f"sparse2d_{n}_days": (folder / f"{n}_days", n * DAY_ROWS) for n in (2, 20)}
             for tool, (raw, count) in inputs.items():
@@ -152,7 +192,11 @@ def main(rows: int, rounds: int, days_rounds: int) -> pd.DataFrame:
     table = pd.DataFrame(points)
     base = table[table.tool == "torchrec"].set_index("round").rows_per_s
     table["ratio_to_torchrec"] = table.rows_per_s / table["round"].map(base)
-    columns = ["rows_per_s", "ratio_to_torchrec", "peak_memory_bytes"]
+    # What a part of the loader takes of the time of a step, in the same round.
+    step = table[table.tool == "train_step"].set_index("round").rows_per_s
+    in_step = table.tool.isin(["loader", "id_check"])
+    table["pct_of_step"] = (100 * table["round"].map(step) / table.rows_per_s).where(in_step)
+    columns = ["rows_per_s", "ratio_to_torchrec", "pct_of_step", "peak_memory_bytes"]
     groups = table.groupby("tool", sort=False)[columns]
     result = groups.mean().join(groups.std().add_suffix("_std")).assign(n=groups.size()).reset_index()
     result.insert(0, "label", "measured")
@@ -164,7 +208,7 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=600_000, help="rows of the one file")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--days-rounds", type=int, default=1, help="rounds of the 2 and 20 days")
-    parser.add_argument("--measure", choices=list(TOOLS), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=[*TOOLS, *SELF_TIMED], help=argparse.SUPPRESS)
     parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

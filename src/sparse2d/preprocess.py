@@ -44,7 +44,7 @@ def check(folder: Path) -> None:
     for fault in faults:
         log.error("%s", fault)
     if faults:
-        raise UserError(f"{folder}: {len(faults)} faults, the first: {faults[0]}; delete it and prepare it again")
+        raise UserError(f"{folder} is not sound (faults: {len(faults)}): {faults[0]}; delete it and prepare it again")
     manifest = read_manifest(folder)
     log.info("%s is sound: %d files, %d rows, digest %s", folder, len(manifest.files), manifest.rows, manifest.digest)
 

@@ -1,11 +1,16 @@
 """Arrays of other programs: TorchRec's and MLPerf's folders train as they are."""
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 from torchrec.datasets.criteo import BinaryCriteoUtils, InMemoryBinaryCriteoIterDataPipe
 
 from sparse2d.config import SplitKind
 from sparse2d.data.dataset import open_dataset, train_batches
+from sparse2d.data.digests import sha256_of
+from sparse2d.data.manifest import OutputFile, read_manifest
 from sparse2d.data.prepare import prepare
 from sparse2d.data.verify import verify
 from sparse2d.errors import UserError
@@ -107,6 +112,102 @@ def test_compressed_multi_hot_file_is_refused(mlperf, config):
     np.savez_compressed(arrays / "day_1_sparse_multi_hot.npz", **content)
     with pytest.raises(UserError, match=r"day_1_sparse_multi_hot\.npz: .*compressed.*numpy\.savez"):
         prepare(config(arrays), progress=False)
+
+
+def with_bags(change):
+    """Write day 1's multi-hot file anew after ``change`` of its arrays, by name."""
+
+    def rewrite(folder):
+        file = folder / "day_1_sparse_multi_hot.npz"
+        with np.load(file) as bags:
+            content = dict(bags)
+        change(content)
+        np.savez(file, **content)
+
+    return rewrite
+
+
+def set_id(name, row, place, value):
+    def change(bags):
+        bags[name][row, place] = value
+
+    return change
+
+
+BAD_BAGS = [
+    (with_bags(lambda bags: bags.pop("25")), r"25 arrays, expected 26"),
+    (with_bags(lambda bags: bags.update({"2": bags["2"][:-1]})), r'array "2" is int32\[29, 1\], expected .*\[30, ids'),
+    (with_bags(lambda bags: bags.update({"2": bags["2"][:, 0]})), r'array "2" is int32\[30\], expected'),
+    (with_bags(lambda bags: bags.update({"2": bags["2"][:, :0]})), r'array "2" is int32\[30, 0\], expected'),
+    (with_bags(lambda bags: bags.update({"2": bags["2"] * 1.0})), r'array "2" is float64\[30, 1\], expected integers'),
+    (with_bags(lambda bags: bags.update({"x": bags.pop("2")})), r"not an \.npz file of arrays 0, 1"),
+    (lambda f: (f / "day_1_sparse_multi_hot.npz").write_bytes(b"PK"), r"not an \.npz file of arrays 0, 1"),
+]
+BAD_IDS = [
+    (with_bags(set_id("20", 7, 99, 61)), "row 7: C21 has id 61, expected 0 to 60"),
+    (with_bags(set_id("0", 29, 2, -1)), "row 29: C1 has id -1, expected 0 to 9"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_BAGS)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_other_multi_hot_files_are_refused(mlperf, config, sparse, change, message):
+    arrays = mlperf(multi_hot=True, sparse=sparse)
+    change(arrays)
+    with pytest.raises(UserError, match=rf"day_1_sparse_multi_hot\.npz: .*{message}"):
+        open_dataset(prepare(config(arrays, train_parts=4), progress=False))
+
+
+@pytest.mark.parametrize(("change", "message"), [*BAD_BAGS, *BAD_IDS])
+def test_check_says_what_is_wrong_with_multi_hot_files(mlperf, config, change, message):
+    arrays = mlperf(multi_hot=True)
+    folder = prepare(config(arrays, train_parts=4), progress=False)
+    assert verify(folder) == []
+    change(arrays)
+    size = verify(folder)[0]
+    assert re.search(r"day_1_sparse_multi_hot\.npz: (\d+ bytes|sha256 \w+\.\.\.), expected", size)
+    # As if another program had written it so before it was described.
+    file = arrays / "day_1_sparse_multi_hot.npz"
+    manifest = read_manifest(folder)
+    manifest.files[file.name] = OutputFile(file.stat().st_size, sha256_of(file), "int32", [])
+    manifest.write(folder)
+    assert any(re.search(rf"day_1_sparse_multi_hot\.npz: .*{message}", fault) for fault in verify(folder))
+
+
+def test_check_tells_a_lost_multi_hot_file_and_wrong_splits(mlperf, config):
+    arrays = mlperf(multi_hot=True)
+    folder = prepare(config(arrays, train_parts=4), progress=False)
+    manifest = read_manifest(folder)
+    train = manifest.splits["train"]
+    manifest.splits["train"] = dataclasses.replace(train, positives=train.positives + 1, base_rate=0.9)
+    manifest.write(folder)
+    (fault,) = verify(folder)
+    assert fault.endswith(
+        f"{train.positives} positive labels in train, the manifest says {train.positives + 1}, base rate 0.9"
+    )
+    (arrays / "day_0_sparse_multi_hot.npz").unlink()
+    (fault,) = verify(folder)
+    assert "day_0_sparse_multi_hot.npz: missing" in fault
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("multi_hot", [None, HOTNESS])
+def test_whole_tokens_are_taken_modulo_wherever_they_are_read(mlperf, config, sparse, multi_hot):
+    arrays = mlperf(multi_hot=True, sparse=sparse)
+    limits = np.array(config().num_embeddings)
+    if sparse:
+        ids = np.load(arrays / "day_0_sparse.npy")
+        np.save(arrays / "day_0_sparse.npy", ids.astype(np.int64) + 2**40 * limits)
+    with np.load(arrays / "day_0_sparse_multi_hot.npz") as bags:
+        content = {name: bag.astype(np.int64) - 3 * limits[int(name)] for name, bag in bags.items()}
+        expected = [bag for _, bag in bags.items()]
+    np.savez(arrays / "day_0_sparse_multi_hot.npz", **content)
+    folder = prepare(config(arrays, split=SplitKind.last_day), progress=False)
+    assert verify(folder) == []
+    assert read_manifest(folder).modulo
+    found = all_rows(folder, multi_hot=multi_hot).sparse
+    bags = expected if multi_hot else [bag[:, :1] for bag in expected]
+    np.testing.assert_array_equal(found, np.concatenate(bags, axis=1))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Days into arrays: any worker, any compression, any interruption gives the same bytes."""
 
+import bz2
 import dataclasses
 import gzip
 import hashlib
 import logging
+import lzma
 import os
 import pickle
 import random
@@ -11,7 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -122,6 +126,49 @@ def test_missing_and_double_days_are_named(tmp_path, files, wanted, message):
         (tmp_path / name).touch()
     with pytest.raises(UserError, match=message):
         find_days(tmp_path, wanted)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to nothing", "pipe"])
+@pytest.mark.parametrize("day", [1, 2])
+def test_days_that_are_no_files_are_named(tmp_path, kind, day):
+    """Else the last of them would be left out without a word."""
+    for other in {0, 1, 2} - {day}:
+        (tmp_path / f"day_{other}").touch()
+    path = tmp_path / f"day_{day}.gz"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "lost")
+    with pytest.raises(UserError, match=rf"not a file \(a folder, or a link to nothing\): day_{day}\.gz; put"):
+        find_days(tmp_path, None)
+    assert list(find_days(tmp_path, [0])) == [0]
+
+
+def test_archives_are_refused_by_name(tmp_path, line, config):
+    text = tmp_path / "train.txt"
+    text.write_text(f"{line(0)}\n{line(1)}\n")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(text)
+    for mode in ("", "gz"):
+        with tarfile.open(tmp_path / f"a.tar{mode}", f"w:{mode}") as tar:
+            tar.add(text)
+    (tmp_path / "a.bz2").write_bytes(bz2.compress(text.read_bytes()))
+    (tmp_path / "a.xz").write_bytes(lzma.compress(text.read_bytes()))
+    kinds = {"a.zip": "zip", "a.tar": "tar", "a.targz": "tar", "a.bz2": "bzip2", "a.xz": "xz"}
+    for name, kind in kinds.items():
+        for mode in OnBadLine:
+            with pytest.raises(UserError, match=rf"{name}: a {kind} archive; unpack it and give the file inside"):
+                made(config(tmp_path / name, on_bad_line=mode))
+
+
+def test_file_of_bad_lines_only_is_refused_with_the_first_reason(tmp_path, line, config):
+    (tmp_path / "test.txt").write_text("".join(line(0).split("\t", 1)[1] + "\n" for _ in range(20)))
+    with pytest.raises(
+        UserError, match=r"test\.txt: 0 rows, only bad lines, the first: 39 fields, .* \(no label\?\); give"
+    ):
+        made(config(tmp_path / "test.txt", on_bad_line=OnBadLine.reject))
 
 
 def test_strangers_are_named_and_left_alone(tmp_path, caplog):
@@ -396,7 +443,10 @@ def test_check_says_what_is_wrong(days, config, name, column, value, message):
     damage(folder, name, 5, column, value)
     faults = verify(folder)
     assert f"{name}: sha256 " in faults[0]
-    assert len(faults) == 1 + (message is not None)
+    # A changed label changes the positives of its split, too.
+    counted = "labels" in name
+    assert len(faults) == 1 + (message is not None) + counted
+    assert not counted or "positive labels in train, the manifest says" in faults[2]
     assert message is None or f"{name}: {message}" in faults[1]
 
 

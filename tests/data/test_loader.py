@@ -162,3 +162,9 @@ def test_multi_hot_batches_reach_torchrec_feature_by_feature(tagged):
         first += count
     with pytest.raises(UserError, match=r"data\.multi_hot=\[1\], expected 26 integers"):
         open_dataset(path, multi_hot=[1])
+
+
+def test_mlperfs_multi_hot_sizes_are_a_choice(composed):
+    data = composed("train", "data=criteo_1tb_multi_hot").data
+    assert data.multi_hot == HOTNESS
+    assert data.name == "criteo_1tb"

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -224,6 +225,9 @@ def test_one_label_only_is_refused(config, line, write_lines, label):
     ("options", "message"),
     [
         ({"path": None}, "data.path is not set; give"),
+        ({"path": ""}, "data.path is empty; give a path, or leave the option out"),
+        ({"out_dir": ""}, "data.out_dir is empty"),
+        ({"path": None, "raw_dir": ""}, "data.raw_dir is empty"),
         ({"path": "none/such.tsv"}, "data.path=none/such.tsv does not exist; give"),
         ({"path": "/dev/null"}, "data.path=/dev/null is not a file; give"),
         ({"table_rows": [5] * 25}, r"data.table_rows=.*expected 26 integers"),
@@ -336,6 +340,27 @@ def test_killed_while_preparing_leaves_no_folder_of_that_name(config, tmp_path, 
     process.communicate()
     assert not list(out.glob("tiny-*"))
     assert open_dataset(prepare(options, progress=False)).manifest.rows == 60_000
+
+
+HOLD = """
+import sys
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_whoever_waits_for_another_process_is_told(config, raw, tmp_path, caplog):
+    out = tmp_path / "out"
+    out.mkdir()
+    pipe = subprocess.PIPE
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out / ".lock")], stdin=pipe, stdout=pipe, text=True)
+    assert holder.stdout.readline() == "held\n"
+    threading.Timer(0.3, holder.communicate, ["\n"]).start()
+    with caplog.at_level(logging.INFO):
+        assert open_dataset(prepare(config(raw), progress=False)).manifest.rows == 70
+    assert f"another process is at work in data.out_dir={out}: waiting for it to end" in caplog.text
 
 
 def test_progress_goes_to_stderr_only(config, capfd):

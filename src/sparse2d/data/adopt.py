@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 import sparse2d
 from sparse2d.config import NUM_DENSE, NUM_SPARSE, DataConfig
+from sparse2d.data.arrays import open_multi_hot
 from sparse2d.data.atomic import replacing
-from sparse2d.data.build import count_positives, refuse_one_label
 from sparse2d.data.digests import KnownDigests
 from sparse2d.data.manifest import (
     SCHEMA,
@@ -30,9 +30,8 @@ from sparse2d.data.manifest import (
     key_digest,
     multi_hot_name,
 )
-from sparse2d.data.npy import map_npz
 from sparse2d.data.seen import SeenIds
-from sparse2d.data.splits import split_options, split_ranges
+from sparse2d.data.splits import labelled_splits, split_options, split_ranges
 from sparse2d.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -113,10 +112,7 @@ def _describe(
         rows = files[array_name(day, "dense")].shape[0]
         places.append(Day(day, first_row, rows))
         first_row += rows
-    labels = {day: np.load(arrays / array_name(day, "labels"), mmap_mode="r")[:, 0] for day in days}
-    ranges = split_ranges([place.rows for place in places], data, arrays)
-    splits = {name: count_positives(rows, places, labels) for name, rows in ranges.items()}
-    refuse_one_label(splits["train"], arrays)
+    splits = labelled_splits(split_ranges([place.rows for place in places], data, arrays), places, arrays, arrays)
     columns, modulo = _columns(arrays, days, data.num_embeddings)
     return Manifest(
         schema=SCHEMA,
@@ -173,7 +169,8 @@ def _pieces(arrays: Path, days: list[int]) -> Iterator[tuple[str, int, tuple[NDA
     for day in days:
         dense, labels = (np.load(arrays / array_name(day, part), mmap_mode="r") for part in ("dense", "labels"))
         path = arrays / array_name(day, "sparse")
-        columns = [np.load(path, mmap_mode="r")] if path.is_file() else map_npz(arrays / multi_hot_name(day))
+        multi_hot = arrays / multi_hot_name(day)
+        columns = [np.load(path, mmap_mode="r")] if path.is_file() else open_multi_hot(multi_hot, len(dense))
         width = None if path.is_file() else 1
         for start in range(0, len(dense), _PIECE_ROWS):
             rows = slice(start, start + _PIECE_ROWS)

@@ -144,8 +144,24 @@ def _open_day(folder: Path, day: Day, manifest: Manifest) -> DayArrays:
         arrays["dense"],
         arrays["labels"],
         arrays.get("sparse"),
-        map_npz(multi_hot) if multi_hot.name in manifest.files else None,
+        open_multi_hot(multi_hot, day.rows) if multi_hot.name in manifest.files else None,
     )
+
+
+def open_multi_hot(path: Path, rows: int) -> list[NDArray[np.int32]]:
+    """Map MLPerf's 26 arrays of one day's multi-hot ids, int [rows, ids] each.
+
+    Raises:
+        UserError: if the file holds anything else.
+    """
+    arrays = map_npz(path)
+    if len(arrays) != NUM_SPARSE:
+        raise UserError(f"{path}: {len(arrays)} arrays, expected {NUM_SPARSE}; make it again")
+    for name, array in enumerate(arrays):
+        if array.ndim != 2 or array.dtype.kind not in "iu" or len(array) != rows or array.shape[1] < 1:
+            found = f"{array.dtype.name}{list(array.shape)}"
+            raise UserError(f'{path}: array "{name}" is {found}, expected integers [{rows}, ids]; make it again')
+    return arrays
 
 
 def _open_array(folder: Path, name: str, manifest: Manifest) -> NDArray[Any]:

@@ -3,8 +3,7 @@
 import dataclasses
 import logging
 import shutil
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,30 +14,28 @@ import numpy as np
 import sparse2d
 from sparse2d.config import DataConfig, DataSource, IdMapping, OnBadLine, SplitKind
 from sparse2d.data import capacity, synthetic
-from sparse2d.data.atomic import replacing
+from sparse2d.data.atomic import replacing, sync
 from sparse2d.data.digests import KnownDigests
 from sparse2d.data.fit import fit_vocabulary
 from sparse2d.data.ids import HashIds, IdMap
-from sparse2d.data.ingest import DayRecord, DaySource, ingest_day, read_record, record_name, seen_name
+from sparse2d.data.ingest import DayRecord, ingest_day, read_record, record_name, seen_name
+from sparse2d.data.job import IngestJob
 from sparse2d.data.manifest import (
     MANIFEST,
     SCHEMA,
     Columns,
     Day,
     Manifest,
-    Split,
-    array_name,
     content_digest,
     key_digest,
     read_manifest,
 )
 from sparse2d.data.mappings import dense_mapping_name
 from sparse2d.data.prepare import default_workers
-from sparse2d.data.progress import Progress
+from sparse2d.data.progress import OnRows, Progress
 from sparse2d.data.seen import SeenIds
-from sparse2d.data.sources import RawDay, Rejects, SyntheticDay, synthetic_days
-from sparse2d.data.splits import split_options, split_ranges
-from sparse2d.data.threads import side_by_side
+from sparse2d.data.sources import DaySource, Rejects, day_sources, synthetic_days
+from sparse2d.data.splits import check_num_days, labelled_splits, split_options, split_ranges
 from sparse2d.data.vocabulary import VOCABULARY, Vocabulary, VocabularyIds
 from sparse2d.errors import UserError
 
@@ -66,9 +63,10 @@ def build(data: DataConfig, inputs: Mapping[int, Path], out_dir: Path, progress:
     try:
         _remove_leftovers(partial)
         with ThreadPoolExecutor(workers) as pool, Progress(progress) as bar:
-            ids = _id_map(data, inputs, partial, known, pool, workers, bar)
-            _check_before_start(data, inputs, partial, workers, ids)
-            records = _ingest(data, inputs, partial, known, pool, workers, ids, bar)
+            job = IngestJob(data, inputs, partial, known, pool, workers, bar)
+            _check_before_start(job)
+            ids = _id_map(job)
+            records = _ingest(job, ids)
         manifest = _describe(data, options, inputs, partial, records, ids)
     except BaseException:
         if not any(partial.glob("day_*.json")) and not any(partial.glob("vocabulary*")):
@@ -138,30 +136,22 @@ def find(data: DataConfig, inputs: Mapping[int, Path], out_dir: Path) -> Path | 
     return folder if folder.is_dir() else None
 
 
-def _id_map(
-    data: DataConfig,
-    inputs: Mapping[int, Path],
-    partial: Path,
-    known: KnownDigests,
-    pool: ThreadPoolExecutor,
-    workers: int,
-    bar: Progress,
-) -> IdMap:
+def _id_map(job: IngestJob) -> IdMap:
     """The mapping from tokens to ids; a vocabulary that was fitted in an earlier call is taken over."""
+    data, file = job.data, job.folder / VOCABULARY
     if data.ids is IdMapping.hash:
         return HashIds(data.num_embeddings)
-    file = partial / VOCABULARY
     if data.vocabulary is not None:
         vocabulary = Vocabulary.load(Path(data.vocabulary))
         vocabulary.save(file)
-    elif file.is_file() and _fitted_on(file) == _fit_key(data, inputs, known):
+    elif file.is_file() and _fitted_on(file) == _fit_key(job):
         vocabulary = Vocabulary.load(file)
     else:
         file.unlink(missing_ok=True)
-        with TemporaryDirectory(prefix=".counts.", suffix=".tmp", dir=partial) as folder:
-            vocabulary = fit_vocabulary(data, inputs, Path(folder), known, pool, workers, bar)
+        with TemporaryDirectory(prefix=".counts.", suffix=".tmp", dir=job.folder) as folder:
+            vocabulary = fit_vocabulary(job, Path(folder))
         with replacing(_fit_file(file)) as temporary:
-            temporary.write_text(_fit_key(data, inputs, known))
+            temporary.write_text(_fit_key(job))
         vocabulary.save(file)
         log.info("fitted a vocabulary of %d tokens", sum(len(tokens) for tokens in vocabulary.tokens))
     return VocabularyIds(vocabulary, data.min_table_rows, data.max_table_rows)
@@ -176,23 +166,32 @@ def _fitted_on(vocabulary: Path) -> str:
     return file.read_text() if file.is_file() else ""
 
 
-def _fit_key(data: DataConfig, inputs: Mapping[int, Path], known: KnownDigests) -> str:
+def _fit_key(job: IngestJob) -> str:
     """What a vocabulary depends on: the splits, and the content of the inputs that hold training rows."""
-    training = list(inputs)[:-1] if data.split is SplitKind.last_day else list(inputs)
-    return key_digest({"split": split_options(data), "sources": [known.get_or_read(inputs[day]) for day in training]})
+    training = list(job.inputs.values())[: -1 if job.data.split is SplitKind.last_day else None]
+    sources = [job.known.get_or_read(path) for path in training]
+    return key_digest({"split": split_options(job.data), "sources": sources})
 
 
-def _check_before_start(data: DataConfig, inputs: Mapping[int, Path], partial: Path, workers: int, ids: IdMap) -> None:
-    """Refuse too few rows, as far as they are known, and too little room."""
+def _check_before_start(job: IngestJob) -> None:
+    """Refuse too few rows or days, as far as they are known, and too little room."""
+    data, inputs = job.data, job.inputs
+    check_num_days(len(job.days), data, _what(data, inputs))
     estimates = {day: capacity.estimate_rows(path) for day, path in inputs.items()}
     for day, (rows, _) in estimates.items():
         if rows == 0:
             raise UserError(f"{inputs[day]}: 0 rows (the file is empty); give a raw Criteo file")
     if all(exact for _, exact in estimates.values()) and inputs:
         split_ranges([rows for rows, _ in estimates.values()], data, _what(data, inputs))
-    todo = [rows for day, (rows, _) in estimates.items() if not (partial / record_name(day)).is_file()]
-    rows, days = (sum(todo), len(todo)) if inputs else (data.synthetic.rows, data.synthetic.days)
-    capacity.check(capacity.estimate(rows, days, workers, ids.num_embeddings), partial)
+    day_rows = [rows for rows, _ in estimates.values()] or [len(rows) for rows in synthetic_days(data)]
+    todo = [n for day, n in zip(job.days, day_rows, strict=True) if not (job.folder / record_name(day)).is_file()]
+    tables = data.num_embeddings
+    if data.ids is IdMapping.contiguous:
+        tables = [min(size, sum(day_rows)) for size in tables]
+    needs = capacity.estimate(sum(todo), len(todo), job.workers, tables)
+    if data.ids is IdMapping.contiguous:
+        needs = capacity.with_vocabulary(needs, sum(tables), 0 if data.vocabulary else sum(day_rows))
+    capacity.check(needs, job.folder)
 
 
 def _what(data: DataConfig, inputs: Mapping[int, Path]) -> object:
@@ -200,56 +199,22 @@ def _what(data: DataConfig, inputs: Mapping[int, Path]) -> object:
     return next(iter(inputs.values())) if len(inputs) == 1 else data.raw_dir or data.path or "synthetic"
 
 
-def _sources(data: DataConfig, inputs: Mapping[int, Path], ids: IdMap, rejects: Rejects) -> list[DaySource]:
-    if inputs:
-        return [RawDay(day, path, data, ids, rejects) for day, path in inputs.items()]
-    rows = synthetic_days(data.synthetic.rows, data.synthetic.days)
-    splits = split_ranges([len(day) for day in rows], data, "synthetic")
-    teacher = synthetic.plant_teacher(data.synthetic, data.table_rows)
-    return [SyntheticDay(day, part, teacher, data, ids, splits) for day, part in enumerate(rows)]
-
-
-def _ingest(
-    data: DataConfig,
-    inputs: Mapping[int, Path],
-    partial: Path,
-    known: KnownDigests,
-    pool: ThreadPoolExecutor,
-    workers: int,
-    ids: IdMap,
-    bar: Progress,
-) -> list[DayRecord]:
-    """The records of all days, in order; those of an earlier call are taken over where their input is the same.
-
-    A bad day does not keep the others from being finished: its error is told at once and raised at the end.
-    """
-    key = key_digest({**_options(data, []), "ids": ids.digest})
+def _ingest(job: IngestJob, ids: IdMap) -> list[DayRecord]:
+    """The records of all days, in order; those of an earlier call are taken over where their input is the same."""
+    key = key_digest({**_options(job.data, []), "ids": ids.digest})
     records = {}
-    for day in list(inputs) or range(data.synthetic.days):
-        record = read_record(partial, day, key)
-        if record is not None and (not inputs or known.get_or_read(inputs[day]) == record.source["sha256"]):
+    for day in job.days:
+        record = read_record(job.folder, day, key)
+        if record is not None and (not job.inputs or job.known.get_or_read(job.inputs[day]) == record.source["sha256"]):
             log.info("day_%d is finished already: %d rows", day, record.rows)
             records[day] = record
-    rejects = Rejects(data, sum(len(record.source.get("rejected", ())) for record in records.values()))
-    todo = [source for source in _sources(data, inputs, ids, rejects) if source.day not in records]
-    errors: dict[int, UserError] = {}
+    rejects = Rejects(job.data, sum(len(record.source.get("rejected", ())) for record in records.values()))
+    todo = [source for source in day_sources(job.data, job.inputs, rejects) if source.day not in records]
 
-    def one_day(source: DaySource, stop: threading.Event) -> DayRecord:
-        heard = on_rows(source.day, stop)
-        return ingest_day(source, partial, key, ids.num_embeddings, pool, workers, heard)
+    def one_day(source: DaySource, on_rows: OnRows) -> DayRecord:
+        return ingest_day(job, source, ids, key, on_rows)
 
-    with bar.counting("rows", len(todo)) as on_rows:
-        for source, result in side_by_side(one_day, todo, workers):
-            if isinstance(result, UserError):
-                errors[source.day] = result
-                if len(todo) > 1:
-                    log.error("%s", result)
-                continue
-            records[source.day] = result
-            if inputs:
-                known.put(inputs[source.day], result.source["sha256"])
-    if errors:
-        raise errors[min(errors)]
+    records |= job.over_days("rows", todo, one_day)
     return [records[day] for day in sorted(records)]
 
 
@@ -269,9 +234,7 @@ def _describe(
     for record in records:
         days.append(Day(record.day, first_row, record.rows))
         first_row += record.rows
-    labels = {day.day: np.load(folder / array_name(day.day, "labels"), mmap_mode="r")[:, 0] for day in days}
-    splits = {name: count_positives(rows, days, labels) for name, rows in ranges.items()}
-    refuse_one_label(splits["train"], what)
+    splits = labelled_splits(ranges, days, folder, what)
     source: dict[str, Any] = {"files": [record.source for record in records]} if inputs else {}
     if not inputs:
         source["synthetic"] = {**dataclasses.asdict(data.synthetic), "table_rows": list(data.table_rows)}
@@ -291,24 +254,6 @@ def _describe(
         options=dict(options),
         teacher=None if inputs else _teacher(records, list(splits)),
     )
-
-
-def count_positives(rows: range, days: Iterable[Day], labels: Mapping[int, Any]) -> Split:
-    """A split with its labels counted; ``labels`` are the days' arrays, mapped."""
-    positives = 0
-    for day in days:
-        part = slice(max(rows.start - day.first_row, 0), max(rows.stop - day.first_row, 0))
-        positives += int(labels[day.day][part].sum(dtype=np.int64))
-    return Split(rows.start, rows.stop, positives, positives / len(rows))
-
-
-def refuse_one_label(train: Split, what: object) -> None:
-    """Training rows of one label have no entropy to normalise by."""
-    if train.base_rate in (0.0, 1.0):
-        raise UserError(
-            f"{what}: all {train.stop - train.start} training rows have label {int(train.base_rate)}, "
-            "so that normalized entropy is undefined; give rows of both labels"
-        )
 
 
 def _columns(folder: Path, records: list[DayRecord], ids: IdMap) -> Columns:
@@ -342,8 +287,9 @@ def _name(partial: Path, folder: Path, records: list[DayRecord], manifest: Manif
     rejected = [(record.source["file"], *reject) for record in records for reject in record.source.get("rejected", ())]
     if rejected:
         text = "".join(f"{file}\t{line}\t{reason}\n" for file, line, reason in rejected)
-        (partial / REJECTS).write_text(f"file\tline\treason\n{text}", encoding="utf-8")
-        log.warning("%d bad lines were left out; they are listed in %s", len(rejected), folder / REJECTS)
+        with replacing(partial / REJECTS) as temporary:
+            temporary.write_text(f"file\tline\treason\n{text}", encoding="utf-8")
+        log.warning("bad lines left out: %d, listed in %s", len(rejected), folder / REJECTS)
     manifest.write(partial)
     for record in records:
         (partial / seen_name(record.day)).unlink()
@@ -351,6 +297,7 @@ def _name(partial: Path, folder: Path, records: list[DayRecord], manifest: Manif
     _fit_file(partial / VOCABULARY).unlink(missing_ok=True)
     try:
         partial.rename(folder)
+        sync(folder.parent)
     except OSError:
         # On a file system without locks another process may have made the equal copy first.
         if not folder.is_dir():

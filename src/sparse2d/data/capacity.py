@@ -4,13 +4,14 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import psutil
 
 from sparse2d.config import NUM_DENSE, NUM_SPARSE
+from sparse2d.data.counting import COUNTING_BYTES, SLOT_BYTES
 from sparse2d.data.raw import PIECE_BYTES, read_text
 from sparse2d.errors import UserError
 
@@ -20,6 +21,10 @@ ROW_BYTES = 4 * (NUM_DENSE + NUM_SPARSE + 1)
 # Measured: text, parsed and mapped rows of one piece, with what NumPy needs meanwhile.
 _PIECE_MEMORY = 8 * PIECE_BYTES
 _BASE_MEMORY = 300 << 20
+# A token of a vocabulary: itself, and its 8 bytes in a hash table that is at most half and at least a quarter full.
+_TOKEN_MEMORY = 4 + 4 * 8
+# A token that is counted, in such a table.
+_COUNT_MEMORY = 4 * SLOT_BYTES
 # Decompressors read ahead: a longer sample makes little of it.
 _SAMPLE_PIECES = 32
 
@@ -33,13 +38,25 @@ class Needs:
     memory: int
 
 
-def estimate(rows: int, days: int, workers: int, num_embeddings: Sequence[int], extra_memory: int = 0) -> Needs:
+def estimate(rows: int, days: int, workers: int, num_embeddings: Sequence[int]) -> Needs:
     """The needs of ``rows`` rows in ``days`` days."""
     bits = sum(num_embeddings) // 8
     at_once = min(days, workers)
     pieces = at_once * (workers + 2) + workers
-    memory = _BASE_MEMORY + pieces * _PIECE_MEMORY + at_once * bits + extra_memory
+    memory = _BASE_MEMORY + pieces * _PIECE_MEMORY + at_once * bits
     return Needs(rows, rows * ROW_BYTES + days * bits, memory)
+
+
+def with_vocabulary(needs: Needs, tokens: int, counted_rows: int) -> Needs:
+    """Those, where ids come from a vocabulary of so many tokens, which is fitted on so many rows first, if any.
+
+    The runs of counting are gone from the disk when the arrays come.
+    """
+    memory = needs.memory + tokens * _TOKEN_MEMORY
+    # Measured: tables that are sorted and merged, or written out, take a third of the budget beside it.
+    counting = min(COUNTING_BYTES, counted_rows * NUM_SPARSE * _COUNT_MEMORY) * 3 // 2
+    memory = max(memory, needs.memory + counting)
+    return replace(needs, memory=memory, disk=needs.disk + tokens * 4)
 
 
 def estimate_rows(path: Path) -> tuple[int, bool]:

@@ -1,9 +1,12 @@
 """How often each token occurs and where first, exact, in bounded memory.
 
-Tokens are counted in hash tables. When these have grown to the budget, the largest one is written to disk as a run
-sorted by token, and starts anew. In the end the runs of a column are merged, one range of tokens after another.
+Tokens are counted in hash tables, one for each column, by as many threads as there are: neither the order of the rows
+nor the moment when a table is written out changes what is counted. When the tables have grown to the budget, the
+largest one is written to disk as a run sorted by token, and starts anew. In the end the runs of a column are merged,
+one range of tokens after another.
 """
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,8 @@ from sparse2d.data.hashtable import empty_slots, slot_of
 
 COUNTING_BYTES = 1 << 30
 
-_SLOT_BYTES = 4 + 8 + 8
-_MERGE_ENTRIES = 1 << 22
+SLOT_BYTES = 4 + 8 + 8
+_MERGE_ENTRIES = 1 << 20
 
 # Tokens in rising order, how often each occurs, and where first.
 Run = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
@@ -34,6 +37,10 @@ class _Table:
     def __post_init__(self) -> None:
         self.counts = np.zeros(len(self.keys), np.int64)
         self.firsts = np.zeros(len(self.keys), np.int64)
+
+    def is_full(self) -> bool:
+        """Whether one more token would fill more than half of the slots."""
+        return 2 * (self.used + 1) > len(self.keys)
 
     def grown(self) -> "_Table":
         """The same counts in twice the slots."""
@@ -53,32 +60,39 @@ class TokenCounts:
 
     def __init__(self, folder: Path, most_bytes: int = COUNTING_BYTES) -> None:
         self._folder = folder
-        self._most_slots = max(most_bytes // _SLOT_BYTES, 1)
+        self._most_slots = max(most_bytes // SLOT_BYTES, 1)
         self._tables = [_Table() for _ in range(NUM_SPARSE)]
         self._num_runs = [0] * NUM_SPARSE
+        # Whoever makes room may wait for a column, never the other way round.
+        self._room = threading.Lock()
+        self._columns = [threading.Lock() for _ in range(NUM_SPARSE)]
 
     def add(self, tokens: NDArray[np.uint32], missing: NDArray[np.bool_], first_place: int) -> None:
         """Count the tokens of some rows, uint32 [n, 26], the first one's place being ``first_place``."""
         for column in range(NUM_SPARSE):
             row = 0
             while row < len(tokens):
-                table = self._tables[column]
-                row, table.used = _count(
-                    tokens, missing, column, row, first_place, table.keys, table.counts, table.firsts, table.used
-                )
+                with self._columns[column]:
+                    table = self._tables[column]
+                    row, table.used = _count(
+                        tokens, missing, column, row, first_place, table.keys, table.counts, table.firsts, table.used
+                    )
                 if row < len(tokens):
-                    self._make_room(column)
+                    with self._room:
+                        self._make_room(column)
 
     def _make_room(self, column: int) -> None:
-        slots = [len(table.keys) for table in self._tables]
-        # While a table moves, both its copies are there.
-        if sum(slots) + 2 * slots[column] <= self._most_slots:
-            self._tables[column] = self._tables[column].grown()
-            return
-        largest = int(np.argmax([table.used for table in self._tables]))
-        self._spill(largest)
-        if largest != column:
-            self._make_room(column)
+        """Let a full table grow, or write out the largest until it may."""
+        while self._tables[column].is_full():
+            slots = [len(table.keys) for table in self._tables]
+            # While a table moves, both its copies are there.
+            may_grow = sum(slots) + 2 * slots[column] <= self._most_slots
+            chosen = column if may_grow else int(np.argmax([table.used for table in self._tables]))
+            with self._columns[chosen]:
+                if may_grow:
+                    self._tables[chosen] = self._tables[chosen].grown()
+                else:
+                    self._spill(chosen)
 
     def _spill(self, column: int) -> None:
         arrays: tuple[NDArray[Any], ...] = self._tables[column].run()
@@ -92,8 +106,9 @@ class TokenCounts:
         return [f"run_{column}_{run}_{what}.npy" for what in ("tokens", "counts", "firsts")]
 
     def frequent(self, column: int, at_least: int, merge_entries: int = _MERGE_ENTRIES) -> NDArray[np.uint32]:
-        """The tokens of a column that occur at least so often, by the place where they first do."""
+        """Take a column's tokens that occur at least so often, by the place where they first do; its table is freed."""
         runs: list[Run] = [self._tables[column].run()]
+        self._tables[column] = _Table()
         for run in range(self._num_runs[column]):
             tokens, counts, firsts = (
                 np.load(self._folder / name, mmap_mode="r") for name in self._run_names(column, run)

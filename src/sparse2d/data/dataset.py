@@ -205,40 +205,41 @@ class _Arrays:
         """Copy rows of a day to places of the batch."""
         self.dense[places] = day.dense[rows]
         self.labels[places] = day.labels[rows, 0]
+        modulo = self._dataset.manifest.modulo
         if not self._stored and day.sparse is not None:
             ids = day.sparse[rows]
-            self.sparse[places] = ids % np.array(self._dataset.num_embeddings) if self._dataset.manifest.modulo else ids
+            self.sparse[places] = ids % np.array(self._dataset.num_embeddings) if modulo else ids
             return
         assert day.multi_hot is not None
         first = 0
-        for array in day.multi_hot:
+        for array, limit in zip(day.multi_hot, self._dataset.num_embeddings, strict=True):
             ids = array[rows] if self._stored else array[rows, :1]
-            self.sparse[places, first : first + ids.shape[1]] = ids
+            self.sparse[places, first : first + ids.shape[1]] = ids % limit if modulo else ids
             first += ids.shape[1]
 
     def batch(self, first_row: int, num_rows: int, row_at: Callable[[int], int]) -> RankBatch:
         """The batch, checked; ``row_at`` tells the dataset's row at a place of the batch."""
         hotness = self._dataset.hotness
-        limits = np.array(self._dataset.num_embeddings, np.uint32)
-        _check(self._dataset, self.sparse, np.repeat(limits, hotness) if self._stored else limits, self.labels, row_at)
+        check_batch(self._dataset, self.sparse, self.labels, row_at)
         sparse = self.sparse
         if max(hotness) > 1 and not self._stored:
             sparse = expand(sparse, hotness, self._dataset.num_embeddings)
         return RankBatch(self.dense, sparse, self.labels.astype(np.float32), first_row, num_rows, hotness)
 
 
-def _check(
-    dataset: Dataset,
-    sparse: NDArray[np.int32],
-    limits: NDArray[np.uint32],
-    labels: NDArray[np.int32],
-    row_at: Callable[[int], int],
+def check_batch(
+    dataset: Dataset, sparse: NDArray[np.int32], labels: NDArray[np.int32], row_at: Callable[[int], int]
 ) -> None:
+    """Refuse ids, int32 [n, 26] or [n, sum(hotness)], beyond their tables, and labels, int32 [n], but 0 and 1.
+
+    Raises:
+        UserError: naming file, row and value; ``row_at`` tells the dataset's row at a place of the batch.
+    """
+    widths = dataset.hotness if sparse.shape[1] > NUM_SPARSE else (1,) * NUM_SPARSE
     # As unsigned, a negative id is beyond every limit: one comparison covers both ends.
-    bad_ids = sparse.view(np.uint32) >= limits
+    bad_ids = sparse.view(np.uint32) >= np.repeat(np.array(dataset.num_embeddings, np.uint32), widths)
     if bad_ids.any():
         place, column = np.argwhere(bad_ids)[0].tolist()
-        widths = dataset.hotness if len(limits) > NUM_SPARSE else (1,) * NUM_SPARSE
         feature = int(np.searchsorted(np.cumsum(widths), column, side="right"))
         raise UserError(
             f"{_where(dataset, row_at(place), 'sparse')}: {FEATURE_NAMES[feature]} has id {sparse[place, column]}, "

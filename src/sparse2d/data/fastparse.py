@@ -5,7 +5,7 @@ lock, so that threads parse on all cores. It only tells that a line is bad: what
 reference (``criteo.fault``), so that both refuse with the same words.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numba
 import numpy as np
@@ -32,11 +32,15 @@ for _text in "0123456789abcdefABCDEF":
 
 @dataclass(frozen=True)
 class Parsed:
-    """The rows of a piece of text; ``rejects`` are its bad lines, as (place among its ``num_lines`` from 0, reason)."""
+    """The rows of a piece of text; ``rejects`` are its bad lines, as (place among its ``num_lines`` from 0, reason).
+
+    ``logits`` are the teacher's, float64 [n], where the rows are synthetic.
+    """
 
     rows: RawRows
     num_lines: int
-    rejects: list[tuple[int, str]]
+    rejects: list[tuple[int, str]] = field(default_factory=list)
+    logits: NDArray[np.float64] | None = None
 
 
 def parse(text: bytes, most_rejects: int = 0) -> Parsed:

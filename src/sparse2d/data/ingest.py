@@ -1,36 +1,39 @@
 """One day into three arrays: pieces are converted on all cores, and written in their order.
 
 The order of the pieces, not of the threads, decides every byte of the output. A day's files and its record get their
-names only once the day is complete, the record last; at most ``_AHEAD`` pieces more than there are workers are in
-memory, however long the day is.
+names only once the day is complete, the record last; few pieces more than there are workers are in memory, however
+long the day is.
 """
 
 import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse2d.config import NUM_DENSE, NUM_SPARSE
-from sparse2d.data.atomic import replacing
+from sparse2d.config import NUM_DENSE, NUM_SPARSE, DataConfig
+from sparse2d.data.atomic import replacing, sync
 from sparse2d.data.digests import sha256_of
+from sparse2d.data.fastparse import Parsed
+from sparse2d.data.ids import IdMap
+from sparse2d.data.job import IngestJob
 from sparse2d.data.manifest import PARTS, OutputFile, array_name
+from sparse2d.data.mappings import map_dense
 from sparse2d.data.npy import npy_appender
-from sparse2d.data.seen import SeenIds, widen
+from sparse2d.data.progress import OnRows
+from sparse2d.data.seen import SeenIds, count_true, widen
+from sparse2d.data.sources import DaySource
 from sparse2d.data.threads import in_order
 from sparse2d.errors import UserError
 
-_AHEAD = 2
 _WIDTHS = {"dense": (np.float32, NUM_DENSE), "sparse": (np.int32, NUM_SPARSE), "labels": (np.int32, 1)}
-
-OnRows = Callable[[int, float], object]
 
 
 @dataclass
@@ -48,27 +51,25 @@ class Piece:
     sparse_missing: NDArray[np.int64]
     sparse_oov: NDArray[np.int64]
     num_lines: int
-    rejects: list[tuple[int, str]] = field(default_factory=list)
-    logits: NDArray[np.float64] | None = None
+    rejects: list[tuple[int, str]]
+    logits: NDArray[np.float64] | None
 
 
-class DaySource(Protocol):
-    """Where one day's rows come from."""
-
-    day: int
-    name: str
-
-    def tasks(self) -> Iterator[tuple[Callable[[], Piece], float]]:
-        """Functions that make the pieces, in order, and the share of the day that is read with each."""
-
-    def described(self) -> dict[str, Any]:
-        """What the manifest says of the source, once all tasks have been yielded."""
-
-    def refuse(self, line: int, reason: str) -> None:
-        """Hear of a bad line, counted from 1."""
-
-    def teach(self, first_row: int, logits: NDArray[np.float64], labels: NDArray[np.int32]) -> None:
-        """Hear of the teacher's logits, first_row being counted within the day."""
+def to_piece(parsed: Parsed, data: DataConfig, ids: IdMap) -> Piece:
+    """Map raw rows to what is stored."""
+    rows = parsed.rows
+    sparse, oov = ids(rows.tokens, rows.tokens_missing)
+    return Piece(
+        dense=map_dense(rows.dense, rows.dense_missing, data),
+        sparse=sparse,
+        labels=rows.labels,
+        dense_missing=count_true(rows.dense_missing),
+        sparse_missing=count_true(rows.tokens_missing),
+        sparse_oov=oov,
+        num_lines=parsed.num_lines,
+        rejects=parsed.rejects,
+        logits=parsed.logits,
+    )
 
 
 @dataclass(frozen=True)
@@ -117,29 +118,22 @@ def read_record(folder: Path, day: int, key: str) -> DayRecord | None:
     return record if whole and record.key == key and (folder / seen_name(day)).is_file() else None
 
 
-def ingest_day(
-    source: DaySource,
-    folder: Path,
-    key: str,
-    num_embeddings: list[int],
-    pool: Executor,
-    workers: int,
-    on_rows: OnRows,
-) -> DayRecord:
+def ingest_day(job: IngestJob, source: DaySource, ids: IdMap, key: str, on_rows: OnRows) -> DayRecord:
     """Convert one day and write its arrays and record; ``on_rows`` hears of rows and of the share of the day done.
 
     Raises:
         UserError: for a bad line or a damaged file; then nothing of this day stands under its name.
     """
-    day, lines = source.day, 0
-    totals = _Totals(SeenIds(num_embeddings))
+    day, folder, lines, first_fault = source.day, job.folder, 0, ""
+    totals = _Totals(SeenIds(ids.num_embeddings))
     with ExitStack() as stack:
         temporary = {part: stack.enter_context(replacing(folder / array_name(day, part))) for part in PARTS}
         with ExitStack() as files:
             append = {p: files.enter_context(npy_appender(temporary[p], *_WIDTHS[p])) for p in PARTS}
-            for piece, share in in_order(source.tasks(), pool, workers + _AHEAD):
+            for piece, share in in_order(_converting(source, job.data, ids), job.pool, job.pieces_at_once):
                 for place, reason in piece.rejects:
                     source.refuse(lines + place + 1, reason)
+                    first_fault = first_fault or f", only bad lines, the first: {reason}"
                 lines += piece.num_lines
                 append["dense"](piece.dense)
                 append["sparse"](piece.sparse)
@@ -149,14 +143,27 @@ def ingest_day(
                 totals.add(piece)
                 on_rows(len(piece.labels), share)
         if totals.rows == 0:
-            raise UserError(f"{source.name}: 0 rows; give a raw Criteo file")
-        outputs = {p: pool.submit(_output_file, temporary[p], totals.rows, *_WIDTHS[p]) for p in PARTS}
+            raise UserError(f"{source.name}: 0 rows{first_fault}; give a raw Criteo file")
+        outputs = {p: job.pool.submit(_output_file, temporary[p], totals.rows, *_WIDTHS[p]) for p in PARTS}
+        for path in temporary.values():
+            # While the digests are computed: the disk is not busy with them.
+            sync(path)
         files_by_name = {array_name(day, part): future.result() for part, future in outputs.items()}
     with replacing(folder / seen_name(day)) as seen, seen.open("wb") as file:
         np.save(file, totals.seen.bits)
     record = totals.record(day, key, source.described(), files_by_name)
     record.write(folder)
     return record
+
+
+def _converting(source: DaySource, data: DataConfig, ids: IdMap) -> Iterator[tuple[Callable[[], Piece], float]]:
+    """The source's tasks, each followed by the mapping of its rows."""
+
+    def convert(read: Callable[[], Parsed]) -> Piece:
+        return to_piece(read(), data, ids)
+
+    for read, share in source.tasks():
+        yield partial(convert, read), share
 
 
 class _Totals:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparse2d.data.atomic import replacing
 from sparse2d.errors import UserError
 
 SCHEMA = 2
@@ -105,7 +106,8 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json``; last of all files, it says that the folder is complete."""
-        (folder / MANIFEST).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        with replacing(folder / MANIFEST) as temporary:
+            temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
 
     def check_files(self, folder: Path) -> None:
         """Compare the files' sizes with those recorded.

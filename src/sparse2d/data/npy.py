@@ -49,7 +49,7 @@ def map_npz(path: Path) -> list[NDArray[Any]]:
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             return [_map_member(path, file, archive.getinfo(f"{i}.npy")) for i in range(len(archive.namelist()))]
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, struct.error) as error:
         raise UserError(f"{path}: not an .npz file of arrays 0, 1, ... ({error}); write it with numpy.savez") from error
 
 

@@ -9,11 +9,11 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import BaseFileLock, FileLock, Timeout
 
 from sparse2d.config import NUM_SPARSE, DataConfig, DataSource, IdMapping, OnBadLine
 from sparse2d.data.manifest import DENSE, MANIFEST, read_manifest
@@ -36,6 +36,7 @@ def prepare(data: DataConfig, progress: bool = True) -> Path:
     Raises:
         UserError: for a bad option, raw file or output folder, before anything stands under the folder's name.
     """
+    _check_paths(data)
     check_split_options(data)
     folder = Path(data.path) if data.source is DataSource.raw and data.path is not None else None
     if folder is not None and (folder / MANIFEST).is_file():
@@ -58,6 +59,7 @@ def prepared_folder(data: DataConfig) -> Path:
     Raises:
         UserError: if there is none, or an option is bad.
     """
+    _check_paths(data)
     check_split_options(data)
     if data.path is not None and (Path(data.path) / MANIFEST).is_file():
         return Path(data.path)
@@ -84,13 +86,22 @@ def working_in(out_dir: Path) -> Iterator[Path]:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         # Equal copies would do no harm, but the ranks of a host should not all do the same work.
-        with FileLock(out_dir / ".lock"):
+        with _acquired(FileLock(out_dir / ".lock"), out_dir):
             yield out_dir
     except OSError as error:
         reason = f"{error.filename or out_dir}: {error.strerror or error}"
         raise UserError(
             f"{reason}; data.out_dir={out_dir} must be writable, with room, and data.path readable"
         ) from error
+
+
+def _acquired(lock: BaseFileLock, out_dir: Path) -> AbstractContextManager[object]:
+    """The lock, taken; whoever has to wait for it is told so, since that may take hours."""
+    try:
+        return lock.acquire(blocking=False)
+    except Timeout:
+        log.info("another process is at work in data.out_dir=%s: waiting for it to end", out_dir)
+        return lock.acquire()
 
 
 def raw_inputs(data: DataConfig) -> dict[int, Path]:
@@ -120,6 +131,13 @@ def _are_table_rows(rows: object) -> bool:
     return all(type(count) is int and 1 <= count <= _INT32.max for count in rows)
 
 
+def _check_paths(data: DataConfig) -> None:
+    """Refuse what an unset variable of a shell leaves of a path: it would stand for the current folder."""
+    for name in ("path", "raw_dir", "out_dir", "vocabulary"):
+        if getattr(data, name) == "":
+            raise UserError(f"data.{name} is empty; give a path, or leave the option out")
+
+
 def _check(data: DataConfig) -> None:
     if not re.fullmatch(r"\w[\w.-]*", data.name):
         raise UserError(f"data.name={data.name!r} names a folder: letters, digits, '.', '_' and '-' only")
@@ -146,8 +164,8 @@ def _check_source(data: DataConfig) -> None:
         for name in ("path", "raw_dir", "days"):
             if (value := getattr(data, name)) is not None:
                 raise UserError(f"data.{name}={value} has no effect with data.source=synthetic; leave one of them out")
-        if data.on_bad_line is OnBadLine.reject or data.ids is IdMapping.contiguous:
-            raise UserError("data.on_bad_line=reject and data.ids=contiguous need raw files, not synthetic rows")
+        if data.on_bad_line is OnBadLine.reject:
+            raise UserError("data.on_bad_line=reject needs raw files: synthetic rows have no bad lines")
         return
     if data.path is not None and data.raw_dir is not None:
         raise UserError(f"data.path={data.path} and data.raw_dir={data.raw_dir}: give one of them")

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 18
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ARCHIVES = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"7z\xbc\xaf": "7z"}
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 _DAY = re.compile(r"day_(\d+)(\.tsv|\.txt)?(\.gz|\.zst)?")
 _TRAIN = re.compile(r"train(\.tsv|\.txt)?(\.gz|\.zst)?")
 
@@ -41,12 +43,12 @@ def find_days(folder: Path, wanted: Sequence[int] | None) -> dict[int, Path]:
     """
     files: dict[int, list[Path]] = defaultdict(list)
     strangers = []
-    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         if match := _DAY.fullmatch(path.name):
             files[int(match[1])].append(path)
         elif _TRAIN.fullmatch(path.name):
             files[0].append(path)
-        else:
+        elif path.is_file():
             strangers.append(path.name)
     if not files:
         raise UserError(
@@ -63,6 +65,10 @@ def find_days(folder: Path, wanted: Sequence[int] | None) -> dict[int, Path]:
         )
     if double := [path.name for day in days if len(files[day]) > 1 for path in files[day]]:
         raise UserError(f"{folder}: several files for one day: {', '.join(double)}; keep one of each")
+    if broken := [path.name for day in days for path in files[day] if not path.is_file()]:
+        raise UserError(
+            f"{folder}: not a file (a folder, or a link to nothing): {', '.join(broken)}; put the day there"
+        )
     return {day: files[day][0] for day in days}
 
 
@@ -83,7 +89,9 @@ def read_text(path: Path, digest: Digest, piece_bytes: int = PIECE_BYTES) -> Ite
     with path.open("rb", buffering=0) as raw:
         file = _Digesting(raw, digest)
         rest = b""
-        for piece in _decompressed(path, file, piece_bytes):
+        for number, piece in enumerate(_decompressed(path, file, piece_bytes)):
+            if number == 0:
+                _refuse_archives(path, piece)
             text = rest + piece
             end = text.rfind(b"\n") + 1
             if end:
@@ -96,6 +104,15 @@ def read_text(path: Path, digest: Digest, piece_bytes: int = PIECE_BYTES) -> Ite
     after = path.stat()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise UserError(f"{path} changed while it was read; run the command again")
+
+
+def _refuse_archives(path: Path, start: bytes) -> None:
+    """Refuse what is no text, by name: the Kaggle rows are offered as a tar archive."""
+    kind = next((kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)), None)
+    if start[_TAR_MAGIC_AT:].startswith(_TAR_MAGIC):
+        kind = "tar"
+    if kind:
+        raise UserError(f"{path}: a {kind} archive; unpack it and give the file inside, plain, .gz or .zst")
 
 
 class _Digesting:

@@ -6,21 +6,37 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparse2d.config import DataConfig, OnBadLine
 from sparse2d.data.criteo import RawRows
-from sparse2d.data.fastparse import parse
-from sparse2d.data.ids import IdMap
-from sparse2d.data.ingest import Piece
-from sparse2d.data.mappings import map_dense
+from sparse2d.data.fastparse import Parsed, parse
 from sparse2d.data.raw import read_text
-from sparse2d.data.seen import count_true
-from sparse2d.data.synthetic import CHUNK_ROWS, Teacher, TeacherSums
+from sparse2d.data.splits import split_ranges
+from sparse2d.data.synthetic import CHUNK_ROWS, Teacher, TeacherSums, plant_teacher
 from sparse2d.errors import UserError
+
+
+class DaySource(Protocol):
+    """Where one day's rows come from, for one pass over them."""
+
+    day: int
+    name: str
+
+    def tasks(self) -> Iterator[tuple[Callable[[], Parsed], float]]:
+        """Functions that read the pieces, in order, and the share of the day that is read with each."""
+
+    def described(self) -> dict[str, Any]:
+        """What the manifest says of the source, once all tasks have been yielded."""
+
+    def refuse(self, line: int, reason: str) -> None:
+        """Hear of a bad line, counted from 1."""
+
+    def teach(self, first_row: int, logits: NDArray[np.float64], labels: NDArray[np.int32]) -> None:
+        """Hear of the teacher's logits, first_row being counted within the day."""
 
 
 class Rejects:
@@ -49,30 +65,21 @@ class Rejects:
 
 
 class RawDay:
-    """One raw file, mapped by ``data`` and ``ids``."""
+    """One raw file."""
 
-    def __init__(self, day: int, path: Path, data: DataConfig, ids: IdMap, rejects: Rejects) -> None:
+    def __init__(self, day: int, path: Path, rejects: Rejects) -> None:
         self.day = day
         self.name = str(path)
         self._path = path
-        self._data = data
-        self._ids = ids
         self._rejects = rejects
         self._rejected: list[tuple[int, str]] = []
         self._digest = hashlib.sha256()
 
-    def tasks(self) -> Iterator[tuple[Callable[[], Piece], float]]:
+    def tasks(self) -> Iterator[tuple[Callable[[], Parsed], float]]:
         """See ``DaySource``."""
         size = max(self._path.stat().st_size, 1)
         for text, done in read_text(self._path, self._digest):
-            yield partial(self._piece, text), done / size
-
-    def _piece(self, text: bytes) -> Piece:
-        parsed = parse(text, self._rejects.most)
-        piece = to_piece(parsed.rows, self._data, self._ids)
-        piece.rejects.extend(parsed.rejects)
-        piece.num_lines = parsed.num_lines
-        return piece
+            yield partial(parse, text, self._rejects.most), done / size
 
     def described(self) -> dict[str, Any]:
         """See ``DaySource``."""
@@ -95,34 +102,28 @@ class RawDay:
 class SyntheticDay:
     """Rows ``rows`` of the planted teacher's endless sequence."""
 
-    def __init__(
-        self, day: int, rows: range, teacher: Teacher, data: DataConfig, ids: IdMap, splits: Mapping[str, range]
-    ) -> None:
+    def __init__(self, day: int, rows: range, teacher: Teacher, splits: Mapping[str, range]) -> None:
         self.day = day
         self.name = f"synthetic day {day}"
         self._rows = rows
         self._teacher = teacher
-        self._data = data
-        self._ids = ids
         self._sums = {name: TeacherSums() for name in splits}
         self._splits = splits
 
-    def tasks(self) -> Iterator[tuple[Callable[[], Piece], float]]:
+    def tasks(self) -> Iterator[tuple[Callable[[], Parsed], float]]:
         """See ``DaySource``."""
         for index in range(self._rows.start // CHUNK_ROWS, -(-self._rows.stop // CHUNK_ROWS)):
             done = min((index + 1) * CHUNK_ROWS, self._rows.stop) - self._rows.start
-            yield partial(self._piece, index), done / len(self._rows)
+            yield partial(self._chunk, index), done / len(self._rows)
 
-    def _piece(self, index: int) -> Piece:
+    def _chunk(self, index: int) -> Parsed:
         start = index * CHUNK_ROWS
         mine = slice(max(self._rows.start - start, 0), self._rows.stop - start)
         rows, logits = self._teacher.raw_rows(index)
         rows = RawRows(
             rows.labels[mine], rows.dense[mine], rows.dense_missing[mine], rows.tokens[mine], rows.tokens_missing[mine]
         )
-        piece = to_piece(rows, self._data, self._ids)
-        piece.logits = logits[mine]
-        return piece
+        return Parsed(rows, len(rows), logits=logits[mine])
 
     def described(self) -> dict[str, Any]:
         """See ``DaySource``."""
@@ -140,21 +141,18 @@ class SyntheticDay:
             self._sums[name].add(logits[part], labels[part])
 
 
-def to_piece(rows: RawRows, data: DataConfig, ids: IdMap) -> Piece:
-    """Map raw rows to what is stored."""
-    sparse, oov = ids(rows.tokens, rows.tokens_missing)
-    return Piece(
-        dense=map_dense(rows.dense, rows.dense_missing, data),
-        sparse=sparse,
-        labels=rows.labels,
-        dense_missing=count_true(rows.dense_missing),
-        sparse_missing=count_true(rows.tokens_missing),
-        sparse_oov=oov,
-        num_lines=len(rows),
-    )
+def day_sources(data: DataConfig, inputs: Mapping[int, Path], rejects: Rejects) -> list[DaySource]:
+    """All days, in order, for one pass; without inputs, the planted teacher's."""
+    if inputs:
+        return [RawDay(day, path, rejects) for day, path in inputs.items()]
+    days = synthetic_days(data)
+    splits = split_ranges([len(rows) for rows in days], data, "synthetic")
+    teacher = plant_teacher(data.synthetic, data.table_rows)
+    return [SyntheticDay(day, rows, teacher, splits) for day, rows in enumerate(days)]
 
 
-def synthetic_days(rows: int, days: int) -> list[range]:
-    """The rows of each of ``days`` days, as equal as can be."""
+def synthetic_days(data: DataConfig) -> list[range]:
+    """The rows of each synthetic day, as equal as can be."""
+    rows, days = data.synthetic.rows, data.synthetic.days
     bounds = [rows * day // days for day in range(days + 1)]
     return [range(start, stop) for start, stop in pairwise(bounds)]

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
 
 from sparse2d.config import DataConfig, SplitKind
+from sparse2d.data.manifest import Day, Split, array_name
 from sparse2d.errors import UserError
 
 _NAMES = ("train", "eval", "test")
@@ -30,6 +34,12 @@ def split_options(data: DataConfig) -> list[object]:
     return [data.split.name, data.train_parts, data.eval_parts, data.halve_eval, data.split_rows]
 
 
+def check_num_days(num_days: int, data: DataConfig, what: object) -> None:
+    """Refuse to set the last day apart where there is no other."""
+    if data.split is SplitKind.last_day and num_days < 2:
+        raise UserError(f"{what}: data.split=last_day needs at least 2 days, found {num_days}")
+
+
 def split_ranges(day_rows: Sequence[int], data: DataConfig, what: object) -> dict[str, range]:
     """Row ranges of train, eval and maybe test; ``what`` names the input in errors.
 
@@ -41,9 +51,8 @@ def split_ranges(day_rows: Sequence[int], data: DataConfig, what: object) -> dic
     rows = sum(day_rows)
     if data.split_rows is not None:
         return _given(data.split_rows, rows)
+    check_num_days(len(day_rows), data, what)
     if data.split is SplitKind.last_day:
-        if len(day_rows) < 2:
-            raise UserError(f"{what}: data.split=last_day needs at least 2 days, found {len(day_rows)}")
         num_train, how = rows - day_rows[-1], "with the last day apart"
     else:
         num_train = rows * data.train_parts // (data.train_parts + data.eval_parts)
@@ -72,3 +81,33 @@ def _given(wanted: Mapping[str, Sequence[int]], rows: int) -> dict[str, range]:
         if a.stop > b.start:
             raise UserError(f"data.split_rows: {left}=[{a.start}, {a.stop}) and {right}=[{b.start}, {b.stop}) overlap")
     return ranges
+
+
+def count_labels(ranges: Mapping[str, range], days: Sequence[Day], arrays: Path) -> dict[str, Split]:
+    """The splits with their positives, counted in the ``labels`` arrays of a folder, of which nothing is kept."""
+    positives = dict.fromkeys(ranges, 0)
+    for day in days:
+        labels = np.load(arrays / array_name(day.day, "labels"), mmap_mode="r")
+        for name, rows in ranges.items():
+            part = slice(max(rows.start - day.first_row, 0), max(rows.stop - day.first_row, 0))
+            positives[name] += int(labels[part].sum(dtype=np.int64))
+    return {
+        name: Split(rows.start, rows.stop, positives[name], positives[name] / len(rows))
+        for name, rows in ranges.items()
+    }
+
+
+def labelled_splits(ranges: Mapping[str, range], days: Sequence[Day], arrays: Path, what: object) -> dict[str, Split]:
+    """``count_labels`` of rows to train on; ``what`` names the input in errors.
+
+    Raises:
+        UserError: if the training rows have one label only: there is no entropy to normalise by.
+    """
+    splits = count_labels(ranges, days, arrays)
+    train = splits["train"]
+    if train.base_rate in (0.0, 1.0):
+        raise UserError(
+            f"{what}: all {train.stop - train.start} training rows have label {int(train.base_rate)}, "
+            "so that normalized entropy is undefined; give rows of both labels"
+        )
+    return splits

@@ -19,6 +19,7 @@ from sparse2d.config import NUM_SPARSE
 from sparse2d.data.atomic import replacing
 from sparse2d.data.criteo import FEATURE_NAMES
 from sparse2d.data.hashtable import empty_slots, slot_of
+from sparse2d.data.manifest import MANIFEST, read_manifest
 from sparse2d.errors import UserError
 
 NULL, OUT_OF_VOCABULARY, FIRST = 0, 1, 2
@@ -62,7 +63,12 @@ class Vocabulary:
             raise UserError(f"{file}: not a vocabulary ({error}); fit it again") from error
         if any(array.dtype != np.uint32 or array.ndim != 1 for array in tokens):
             raise UserError(f"{file}: not a vocabulary (not 32-bit tokens); fit it again")
-        return cls(tokens)
+        vocabulary = cls(tokens)
+        if file != path and (path / MANIFEST).is_file():
+            expected = read_manifest(path).mappings.get("vocabulary")
+            if vocabulary.digest != expected:
+                raise UserError(f"{file}: not the vocabulary that this dataset was made with; prepare it again")
+        return vocabulary
 
 
 class VocabularyIds:
