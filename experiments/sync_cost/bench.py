@@ -1,8 +1,8 @@
 """Milliseconds and bytes of one averaging: touched rows, all rows, and upstream's all-reduce, on real ranks over gloo.
 
-For each table size and number of ranks one job, in which every way takes its turn in each round, so that a busy machine
-is busy for all. Bytes are what the loopback interface counted, of all ranks; ``make bench-sync`` runs in a network
-namespace of its own where the system allows it, so that nothing else is counted.
+For each number of ranks one job, in which every table size and every way takes its turn in each round, so that a busy
+machine is busy for all. Bytes are what the loopback interface counted, of all ranks; ``make bench-sync`` runs in a
+network namespace of its own where the system allows it, so that nothing else is counted.
 
     make bench-sync
 """
@@ -93,32 +93,38 @@ def upstream_all_reduce(model: Sparse2D) -> Callable[[list[torch.Tensor]], None]
     return reduce
 
 
-def measure(table_rows: int, rounds: int) -> list[dict[str, float | str | int]]:
-    """Time every way in turn on this rank; rank 0's result holds the slowest rank's times."""
+def measure(sizes: list[int], rounds: int) -> list[dict[str, float | str | int]]:
+    """Time every size and way in turn on this rank; rank 0's result holds the slowest rank's times."""
     quiet()
     with process_group(CPU) as rank:
-        rows = {"table": table_rows}
-        model = build(rows, NUM_GROUPS)
+        models = {size: build({"table": size}, NUM_GROUPS) for size in sizes}
         rng = np.random.default_rng(rank.rank)
         points = []
         for number in range(rounds + 1):
-            for way, config in WAYS.items():
-                averager = ReplicaAverager(model, config)
-                if way == "upstream":
-                    model.set_all_reduce_hook(upstream_all_reduce(model))
-                lookup(model, rows, rng)
-                dist.barrier()
-                sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
-                dist.barrier()
-                start = time.perf_counter()
-                averager.average()
-                seconds = torch.tensor(time.perf_counter() - start)
-                dist.barrier()
-                sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - sent
-                dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-                point = {"rows": way, "table_rows": table_rows, "num_ranks": rank.world_size, "round": number}
-                points.append(point | {"ms": seconds.item() * 1e3, "bytes": sent / rank.world_size})
+            for size, model in models.items():
+                for way in WAYS:
+                    ms, sent = average_once(model, way, size, rng)
+                    point = {"rows": way, "table_rows": size, "num_ranks": rank.world_size, "round": number}
+                    points.append(point | {"ms": ms, "bytes": sent / rank.world_size})
         return [point for point in points if point["round"] > 0]  # the first round warms up
+
+
+def average_once(model: Sparse2D, way: str, table_rows: int, rng: np.random.Generator) -> tuple[float, int]:
+    """One step and its averaging: milliseconds of the slowest rank, and bytes that all ranks sent."""
+    averager = ReplicaAverager(model, WAYS[way])
+    if way == "upstream":
+        model.set_all_reduce_hook(upstream_all_reduce(model))
+    lookup(model, {"table": table_rows}, rng)
+    dist.barrier()
+    sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    dist.barrier()
+    start = time.perf_counter()
+    averager.average()
+    seconds = torch.tensor(time.perf_counter() - start)
+    dist.barrier()
+    sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - sent
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return seconds.item() * 1e3, sent
 
 
 def track(steps: int) -> dict[str, float]:
@@ -126,24 +132,23 @@ def track(steps: int) -> dict[str, float]:
     quiet()
     with process_group(CPU):
         rows = {f"t{i}": 100_000 for i in range(26)}
-        seconds = {}
-        for name in ("none", "hook", "model_delta_tracker"):
-            model = build(rows, 1)
-            rng = np.random.default_rng(0)
-            hook = TouchedRows(ShardRows(model)) if name == "hook" else None
-            tracker = ModelDeltaTrackerTrec(model) if name == "model_delta_tracker" else None
-            durations = []
-            for _ in range(steps):
+        models = {name: build(rows, 1) for name in ("none", "hook", "model_delta_tracker")}
+        hook = TouchedRows(ShardRows(models["hook"]))
+        tracker = ModelDeltaTrackerTrec(models["model_delta_tracker"])
+        durations: dict[str, list[float]] = {name: [] for name in models}
+        for step in range(steps):
+            for name, model in models.items():
+                rng = np.random.default_rng(step)
                 start = time.perf_counter()
                 lookup(model, rows, rng)
-                if hook is not None:
+                if name == "hook":
                     hook.take()
-                if tracker is not None:
+                if name == "model_delta_tracker":
                     tracker.get_unique_ids()
                     tracker.step()
-                durations.append(time.perf_counter() - start)
-            seconds[name] = float(np.median(durations))
-        return {name: (value - seconds["none"]) * 1e3 for name, value in seconds.items() if name != "none"}
+                durations[name].append(time.perf_counter() - start)
+        plain = np.array(durations.pop("none"))
+        return {name: float(np.median(np.array(seconds) - plain)) * 1e3 for name, seconds in durations.items()}
 
 
 def quiet() -> None:
@@ -154,18 +159,18 @@ def quiet() -> None:
 
 
 def main(sizes: list[int], ranks: list[int], rounds: int) -> pd.DataFrame:
-    """Measure everything; one line for each way, size and number of ranks."""
-    points = []
-    for num_ranks in ranks:
-        for size in sizes:
-            points += run_ranks(measure, size, rounds, num_ranks=num_ranks)
-            print(pd.DataFrame(points[-rounds * len(WAYS) :]).groupby("rows", sort=False)[["ms", "bytes"]].median())
-    table = pd.DataFrame(points)
-    keys = ["num_ranks", "table_rows"]
-    of_all = table[table["rows"] == "all"].set_index([*keys, "round"]).ms.rename("all_ms")
-    table = table.join(of_all, on=[*keys, "round"])
+    """Measure everything; one line for each number of ranks, size and way."""
+    table = pd.DataFrame(
+        [point for num_ranks in ranks for point in run_ranks(measure, sizes, rounds, num_ranks=num_ranks)]
+    )
+    # Ratios within a round, since a machine may be busier in another.
+    all_rows = table[table["rows"] == "all"].set_index(["num_ranks", "table_rows", "round"]).ms.rename("all_ms")
+    first = table[table.table_rows == sizes[0]].set_index(["num_ranks", "rows", "round"]).ms.rename("first_ms")
+    table = table.join(all_rows, on=all_rows.index.names).join(first, on=first.index.names)
     table["ratio_to_all"] = table.ms / table.all_ms
-    groups = table.groupby([*keys, "rows"], sort=False)[["ms", "bytes", "ratio_to_all"]]
+    table["ratio_to_first_size"] = table.ms / table.first_ms
+    columns = ["ms", "bytes", "ratio_to_all", "ratio_to_first_size"]
+    groups = table.groupby(["num_ranks", "table_rows", "rows"], sort=False)[columns]
     result = groups.median().join(groups.std().add_suffix("_std")).assign(n=groups.size()).reset_index()
     result.insert(0, "label", "measured")
     return result.assign(num_groups=NUM_GROUPS, dim=DIM, lookups_per_rank=LOOKUPS)
@@ -173,13 +178,19 @@ def main(sizes: list[int], ranks: list[int], rounds: int) -> pd.DataFrame:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 300_000, 1_000_000, 3_000_000])
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        help="rows; ratios are to the first",
+        default=[300_000, 100_000, 1_000_000, 3_000_000],
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    tracked = run_ranks(track, 30, num_ranks=1)
+    print("recording and reading touched rows, 26 tables x 8192 lookups, ms a step:", tracked)
     result = main(arguments.sizes, arguments.ranks, arguments.rounds)
     TABLES.mkdir(parents=True, exist_ok=True)
     result.to_csv(TABLES / "sync_cost.csv", index=False, float_format="%.6g")
     print(result.to_string(index=False))
-    tracked = run_ranks(track, 30, num_ranks=1)
-    print("recording and reading touched rows, 26 tables x 8192 lookups, ms a step:", tracked)
