@@ -1,5 +1,7 @@
 """What tests run on real ranks; importable by name, since the fork server's children unpickle it."""
 
+import hashlib
+import itertools
 import logging
 import multiprocessing
 import os
@@ -17,7 +19,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from sparse2d.config import OptimizerConfig, ParallelismConfig, SyncConfig, TrainConfig
+from sparse2d.config import OptimizerConfig, ParallelismConfig, Pipeline, SyncConfig, TrainConfig
 from sparse2d.data.batch import to_torchrec
 from sparse2d.data.dataset import open_dataset, train_batches
 from sparse2d.engine import build_engine
@@ -30,6 +32,7 @@ from sparse2d.parallel import shard_model
 from sparse2d.parallel.plans import make_plan
 from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.parallel.tables import gather_moments, gather_tables, initialise_tables, local_shards
+from sparse2d.pipeline import TrainSteps
 from sparse2d.sync.averaging import ReplicaAverager
 
 CPU = torch.device("cpu")
@@ -96,6 +99,43 @@ def weights_around_evaluation(config: TrainConfig, dataset: Path) -> bool:
     (tables, moments), (tables_evaluated, moments_evaluated) = results
     pairs = zip([tables, *moments], [tables_evaluated, *moments_evaluated], strict=True)
     return all(torch.equal(one[table], other[table]) for one, other in pairs for table in one)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A training with evaluations between: losses, labels in the order of training, metrics, digest of all tables."""
+
+    losses: list[float]
+    labels: list[list[float]]
+    metrics: list[Metrics]
+    tables: str
+
+
+def train_through(config: TrainConfig, dataset: Path, kinds: list[Pipeline], evaluate_every: int) -> list[Followed]:
+    """Train to the end of the rows through each kind of pipeline, with an evaluation after every few steps."""
+    torch.set_num_threads(1)
+    with process_group(CPU) as rank:
+        return [_train_through(config, dataset, kind, evaluate_every, rank) for kind in kinds]
+
+
+def _train_through(config, dataset, kind, evaluate_every, rank) -> Followed:
+    rows = open_dataset(dataset)
+    engine = build_engine(config, rows, rank, CPU)
+    steps = TrainSteps(engine, train_batches(rows, config.global_batch_size, rank.rank, rank.world_size), kind)
+    losses, labels, metrics = [], [], []
+    for step in itertools.count(1):
+        try:
+            loss, of_step = steps.train(step)
+        except StopIteration:
+            break
+        losses.append(loss.item())
+        labels.append(of_step.tolist())
+        if step % evaluate_every == 0:
+            steps.pause()
+            metrics.append(evaluate(engine, config, rows, rank)[0])
+    tables = gather_tables(engine.model, engine.table_shapes)
+    content = b"".join(tables[name].numpy().tobytes() for name in sorted(tables))
+    return Followed(losses, labels, metrics, hashlib.sha256(content).hexdigest())
 
 
 class PooledSum(nn.Module):

@@ -168,5 +168,5 @@ def test_averaging_is_for_2d_only(option, named, train_config):
 
 
 def test_all_rows_are_not_sent_as_bf16(train_config):
-    with pytest.raises(UserError, match="needs sync.rows=touched or auto"):
+    with pytest.raises(UserError, match=r"needs sync\.rows=touched or auto"):
         check_train(train_config("parallelism=sparse_2d", "sync.wire_dtype=bf16", "sync.rows=all"))

@@ -131,6 +131,14 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class Pipeline(Enum):
+    """Whether TorchRec's pipeline overlaps a step with the next batches' way to the device and to their shards."""
+
+    auto = "auto"
+    none = "none"
+    sparse_dist = "sparse_dist"
+
+
 class WandbMode(Enum):
     """wandb's own modes."""
 
@@ -307,6 +315,8 @@ class TrainConfig:
     max_steps: int | None = None
     # Steps between logged points.
     log_every: int = 20
+    # auto = sparse_dist (TrainPipelineSparseDist) on CUDA, none on the CPU. It changes no result.
+    pipeline: Pipeline = Pipeline.auto
     results_dir: str = "results"
     # Run again even if a finished run of the same fingerprint exists.
     rerun: bool = False

@@ -54,9 +54,13 @@ class Engine:
         loss, _ = self.model(batch)
         loss.backward()
         self.optimizer.step()
+        self.average(step)
+        return loss.detach()
+
+    def average(self, step: int) -> None:
+        """Average the replicas if ``step`` (1-based) is due; does nothing outside of 2D."""
         if self.averager is not None:
             self.averager.after_step(step)
-        return loss.detach()
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Tensor:
