@@ -29,8 +29,10 @@ from sparse2d.mesh import Mesh, process_group
 from sparse2d.metrics import Metrics
 from sparse2d.optimizers.fused import table_sharder
 from sparse2d.parallel import shard_model
+from sparse2d.parallel.plan_summary import plan_and_summarise
 from sparse2d.parallel.plans import make_plan
 from sparse2d.parallel.sparse_2d import Sparse2D
+from sparse2d.parallel.startup import check_start
 from sparse2d.parallel.tables import gather_moments, gather_tables, initialise_tables, local_shards
 from sparse2d.pipeline import TrainSteps
 from sparse2d.sync.averaging import ReplicaAverager
@@ -217,7 +219,7 @@ def _step_tables(run: TableRun, rank) -> Stepped:
         sharder,
         run.parallelism,
         group_size=mesh.group_size,
-        local_group_size=mesh.group_size,
+        local_group_size=mesh.local_group_size(run.parallelism.ranks_per_host or rank.local_world_size),
         rank_batch_size=batch,
         device=CPU,
     )
@@ -276,6 +278,58 @@ def _unequal_rows(model: nn.Module, rank) -> tuple[set[tuple[str, int]], set[tup
                 differs = (one != other).view(len(one), -1).any(dim=1)
                 rows |= {(table, row + index) for index in differs.nonzero().flatten().tolist()}
     return unequal
+
+
+def held_bytes(runs: list[TableRun]) -> list[tuple[list[int], list[int]]]:
+    """For each run, bytes of weights and moments on each rank of the first group: planned, and in the kernels."""
+    with process_group(CPU) as rank:
+        return [_held_bytes(run, rank) for run in runs]
+
+
+def _held_bytes(run: TableRun, rank):
+    mesh = Mesh(rank.world_size, run.parallelism.num_groups, run.parallelism.replicas)
+    module = PooledSum(run.shapes)
+    sharder = table_sharder(run.optimizer, mesh.num_groups, CPU)
+    plan, summary = plan_and_summarise(
+        module, sharder, run.parallelism, mesh=mesh, local_world_size=mesh.world_size, rank_batch_size=4, device=CPU
+    )
+    model = shard_model(module, run.parallelism, mesh, plan, sharder, CPU)
+    held = sum(
+        tensor.nbytes
+        for shard in local_shards(model)
+        for tensor in (shard.weight, *shard.moments)
+        if tensor.numel() > 0
+    )
+    everyone: list = [None] * rank.world_size
+    torch.distributed.all_gather_object(everyone, held)
+    return summary.bytes_per_rank, [everyone[member] for member in mesh.groups[0]]
+
+
+def start_with_a_fault(config: TrainConfig, dataset: Path, rank_at_fault: int, fault: str) -> list[str | None]:
+    """What each rank is told before its first step if one rank's tables or layers are not as the others'."""
+    torch.set_num_threads(1)
+    with process_group(CPU) as rank:
+        engine = build_engine(config, open_dataset(dataset), rank, CPU)
+        mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
+        plan, shapes = engine.placement, dict(engine.table_shapes)
+        if rank.rank == rank_at_fault:
+            shard = local_shards(engine.model)[0]
+            if fault == "weight":
+                shard.weight[-1, -1] += 1e-6
+            if fault == "dense":
+                dense = dict(engine.model.named_parameters())
+                next(value for name, value in dense.items() if "over_arch" in name).data.view(-1)[0] += 1e-6
+        if fault == "shape":
+            # As if the model had a row more than the kernels hold.
+            shapes["t_C1"] = (shapes["t_C1"][0] + 1, shapes["t_C1"][1])
+        try:
+            check_start(engine.model, plan, mesh, shapes)
+            told = None
+        except RuntimeError as error:
+            told = str(error)
+        everyone: list = [None] * rank.world_size
+        torch.distributed.all_gather_object(everyone, told)
+        return everyone
 
 
 def upstream_layout(num_groups: int, inter_host: bool) -> list[list[int]]:

@@ -21,6 +21,7 @@ from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.parallel.startup import check_start
 from sparse2d.parallel.tables import initialise_tables
 from sparse2d.parallel.torchrec_plans import table_configs
+from sparse2d.plan import Plan
 from sparse2d.sync.averaging import ReplicaAverager
 
 
@@ -32,7 +33,8 @@ class Engine:
         model: the sharded model with its loss.
         optimizer: of the dense part; tables step inside the backward pass.
         averager: of the replicas, under 2D.
-        plan: where the tables are.
+        plan: what each rank of a group holds, in numbers.
+        placement: where the tables are.
         table_shapes: (rows, dim) of every table, by name.
         device: of this rank.
     """
@@ -41,6 +43,7 @@ class Engine:
     optimizer: CombinedOptimizer
     averager: ReplicaAverager | None
     plan: PlanSummary
+    placement: Plan
     table_shapes: dict[str, tuple[int, int]]
     device: torch.device
 
@@ -100,6 +103,7 @@ def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: 
         optimizer=build_optimizer(config.optimizer, model.fused_optimizer, dense),
         averager=ReplicaAverager(model, config.sync) if isinstance(model, Sparse2D) else None,
         plan=summary,
+        placement=plan,
         table_shapes=shapes,
         device=device,
     )

@@ -62,10 +62,37 @@ def test_sgd_gives_the_same_weights_in_every_layout(one_rank, num_ranks, tmp_pat
         assert trained.metrics.ne == pytest.approx(one_rank.metrics.ne, abs=1e-6)
 
 
+def on_hosts(config: TrainConfig, ranks_per_host: int, replicas: Replicas = Replicas.intra_host) -> TrainConfig:
+    config.parallelism.ranks_per_host, config.parallelism.replicas = ranks_per_host, replicas
+    return config
+
+
 def test_contiguous_groups_give_the_same_weights(one_rank, tmp_path, tiny_dataset):
-    config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2)
-    config.parallelism.replicas = Replicas.inter_host
-    assert largest_difference(one_rank, run([config], tiny_dataset)[0]) < 1e-6
+    configs = [
+        on_hosts(tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2, sharding=kinds), 4, inter)
+        for inter in [Replicas.inter_host]
+        for kinds in [None, *([kind] for kind in ShardingKind)]
+    ]
+    for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
+        assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
+
+
+@pytest.mark.parametrize("num_ranks", [4, 6])
+def test_sharding_inside_hosts_gives_the_same_weights(one_rank, num_ranks, tmp_path, tiny_dataset):
+    """Several hosts for each group, of one rank and of more; six ranks as 2 x 3 fit no host of four evenly."""
+    sizes = {4: [(1, 2), (1, 1), (2, 2), (2, 1)], 6: [(1, 2), (2, 3), (2, 2)]}[num_ranks]
+    configs = [
+        on_hosts(
+            tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=num_ranks, num_groups=groups, sharding=[kind]),
+            per_host,
+            replicas,
+        )
+        for groups, per_host in sizes
+        for replicas in Replicas
+        for kind in (ShardingKind.table_row_wise, ShardingKind.table_column_wise, ShardingKind.grid_shard)
+    ]
+    for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
+        assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
 
 
 @pytest.mark.parametrize("sharding", list(ShardingKind))
