@@ -64,6 +64,20 @@ def test_local_group_size_is_the_ranks_of_a_group_on_one_host(hosts, per_host, l
         assert counts == {mesh.local_group_size(per_host)}
 
 
+@given(st.integers(1, 12), st.integers(1, 6), LAYOUTS)
+def test_a_groups_ranks_are_taken_to_share_a_host_only_where_they_do(per_host, hosts, layout):
+    """Also where hosts and groups do not divide each other, which no planner can be told exactly."""
+    _, _, replicas = layout
+    world_size = hosts * per_host
+    for num_groups in (m for m in range(1, world_size + 1) if world_size % m == 0):
+        mesh = Mesh(world_size, num_groups, replicas)
+        size = mesh.local_group_size(per_host)
+        assert mesh.group_size % size == 0
+        for ranks in mesh.groups:
+            for first in range(0, mesh.group_size, size):
+                assert len({rank // per_host for rank in ranks[first : first + size]}) == 1
+
+
 @pytest.mark.parametrize(
     ("num_groups", "replicas", "expected"),
     [

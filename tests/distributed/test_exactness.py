@@ -11,6 +11,7 @@ from sparse2d.config import DenseOptimizer, ParallelismKind, Replicas, ShardingK
 from sparse2d.launch import run_ranks
 
 STEPS = 10
+INSIDE_HOSTS = (ShardingKind.table_row_wise, ShardingKind.table_column_wise, ShardingKind.grid_shard)
 ADAGRAD = {"optimizer": TableOptimizer.rowwise_adagrad, "dense": DenseOptimizer.adam}
 
 
@@ -69,30 +70,42 @@ def on_hosts(config: TrainConfig, ranks_per_host: int, replicas: Replicas = Repl
 
 def test_contiguous_groups_give_the_same_weights(one_rank, tmp_path, tiny_dataset):
     configs = [
-        on_hosts(tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2, sharding=kinds), 4, inter)
-        for inter in [Replicas.inter_host]
-        for kinds in [None, *([kind] for kind in ShardingKind)]
+        on_hosts(
+            tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2, sharding=kinds),
+            4,
+            Replicas.inter_host,
+        )
+        for kinds in [None, *([kind] for kind in INSIDE_HOSTS)]
     ]
     for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
         assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
 
 
-@pytest.mark.parametrize("num_ranks", [4, 6])
-def test_sharding_inside_hosts_gives_the_same_weights(one_rank, num_ranks, tmp_path, tiny_dataset):
-    """Several hosts for each group, of one rank and of more; six ranks as 2 x 3 fit no host of four evenly."""
-    sizes = {4: [(1, 2), (1, 1), (2, 2), (2, 1)], 6: [(1, 2), (2, 3), (2, 2)]}[num_ranks]
+def test_sharding_inside_hosts_gives_the_same_weights(one_rank, tmp_path, tiny_dataset):
+    """Two hosts of two ranks."""
+    configs = [
+        on_hosts(tiny_train(tmp_path, num_ranks=4, sharding=kinds), 2)
+        for kinds in [*([kind] for kind in INSIDE_HOSTS), list(INSIDE_HOSTS)]
+    ]
+    for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
+        assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
+
+
+def test_groups_over_several_hosts_give_the_same_weights(tmp_path, tiny_dataset):
+    """2 x 4 ranks: each group has two ranks on each of two hosts, whichever way the groups lie."""
     configs = [
         on_hosts(
-            tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=num_ranks, num_groups=groups, sharding=[kind]),
-            per_host,
-            replicas,
+            tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=8, num_groups=2, sharding=[kind]), size, replicas
         )
-        for groups, per_host in sizes
-        for replicas in Replicas
-        for kind in (ShardingKind.table_row_wise, ShardingKind.table_column_wise, ShardingKind.grid_shard)
+        for replicas, size in ((Replicas.intra_host, 4), (Replicas.inter_host, 2))
+        for kind in INSIDE_HOSTS
     ]
+    alone = tiny_train(tmp_path, num_ranks=1)
+    for config in [alone, *configs]:
+        config.global_batch_size = 64
+    (expected,) = run([alone], tiny_dataset)
     for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
-        assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
+        assert largest_difference(expected, trained) < 1e-6, config.parallelism
 
 
 @pytest.mark.parametrize("sharding", list(ShardingKind))
