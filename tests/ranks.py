@@ -305,6 +305,13 @@ def _held_bytes(run: TableRun, rank):
     return summary.bytes_per_rank, [everyone[member] for member in mesh.groups[0]]
 
 
+def build_with_another_seed(config: TrainConfig, dataset: Path, odd_rank: int) -> None:
+    """Set up an engine, one rank with another seed than the others."""
+    with process_group(CPU) as rank:
+        config.seed += rank.rank == odd_rank
+        build_engine(config, open_dataset(dataset), rank, CPU)
+
+
 def start_with_a_fault(config: TrainConfig, dataset: Path, rank_at_fault: int, fault: str) -> list[str | None]:
     """What each rank is told before its first step if one rank's tables or layers are not as the others'."""
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from configs import tiny_train
-from ranks import TableRun, held_bytes, start_with_a_fault, train_all
+from ranks import TableRun, build_with_another_seed, held_bytes, start_with_a_fault, train_all
 
 from sparse2d.config import (
     DenseOptimizer,
@@ -18,7 +18,7 @@ from sparse2d.config import (
     TableOptimizer,
 )
 from sparse2d.data.dataset import open_dataset
-from sparse2d.launch import run_ranks
+from sparse2d.launch import RanksFailedError, run_ranks
 from sparse2d.plan import write_plan
 from sparse2d.planning import plan_here
 
@@ -107,3 +107,9 @@ def test_a_wrong_start_is_told_on_every_rank(kind, groups, fault, message, tmp_p
         assert told[0] is not None
         assert told[0].startswith("the ranks do not start as planned: ")
         assert re.search(message, told[0]), told[0]
+
+
+def test_no_run_starts_from_replicas_that_differ(tmp_path, tiny_dataset):
+    config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2)
+    with pytest.raises(RanksFailedError, match=r"not start as planned: table t_C\d+, .* between ranks \[2\] and \[3\]"):
+        run_ranks(build_with_another_seed, config, tiny_dataset, 3, num_ranks=4)

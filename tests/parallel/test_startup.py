@@ -96,6 +96,13 @@ def test_digests_see_every_bit_and_its_place(dtype):
     assert digest(torch.zeros(0, 4)) == ""
 
 
+@given(st.integers(0, 99))
+def test_one_value_changes_the_digest_wherever_it_is(place):
+    values = torch.ones(10, 10)
+    values.view(-1)[place] += torch.finfo(torch.float32).eps
+    assert digest(values) != digest(torch.ones(10, 10))
+
+
 def test_dense_parameters_are_digested_by_name():
     model = nn.Linear(2, 1)
     assert local_holding(model) == Holding([], {"weight": digest(model.weight), "bias": digest(model.bias)})
