@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from sparse2d.config import OptimizerConfig, ParallelismConfig, Pipeline, SyncConfig, TrainConfig
+from sparse2d.config import OptimizerConfig, ParallelismConfig, Pipeline, SyncConfig, TableOptimizer, TrainConfig
 from sparse2d.data.batch import to_torchrec
 from sparse2d.data.dataset import open_dataset, train_batches
 from sparse2d.engine import build_engine
@@ -278,6 +278,49 @@ def _unequal_rows(model: nn.Module, rank) -> tuple[set[tuple[str, int]], set[tup
                 differs = (one != other).view(len(one), -1).any(dim=1)
                 rows |= {(table, row + index) for index in differs.nonzero().flatten().tolist()}
     return unequal
+
+
+def pool_with_idle_ranks(
+    shapes: dict[str, tuple[int, int]], layouts: list[ParallelismConfig], idle: list[list[int]]
+) -> list[tuple[dict[str, Tensor], dict[str, Tensor], list[Tensor]]]:
+    """For each layout and set of ranks without any id: tables before and after a step of SGD, and what each rank pools.
+
+    Rank r looks row r up in every table, in each of two bags.
+    """
+    torch.set_num_threads(1)
+    results = []
+    with process_group(CPU) as rank:
+        for layout in layouts:
+            mesh = Mesh(rank.world_size, layout.num_groups, layout.replicas)
+            optimizer = OptimizerConfig(TableOptimizer.sgd, lr=1.0)
+            module, sharder = PooledSum(shapes), table_sharder(optimizer, mesh.num_groups, CPU)
+            local = mesh.local_group_size(layout.ranks_per_host or rank.world_size)
+            plan = make_plan(
+                module,
+                sharder,
+                layout,
+                group_size=mesh.group_size,
+                local_group_size=local,
+                rank_batch_size=2,
+                device=CPU,
+            )
+            model = shard_model(module, layout, mesh, plan, sharder, CPU)
+            initialise_tables(model, shapes, seed=0)
+            averager = ReplicaAverager(model, SyncConfig()) if isinstance(model, Sparse2D) else None
+            for step, ranks in enumerate(idle, start=1):
+                before = gather_tables(model, shapes)
+                ids = torch.full((0 if rank.rank in ranks else 2 * len(shapes),), rank.rank)
+                lengths = torch.full((2 * len(shapes),), 0 if rank.rank in ranks else 1, dtype=torch.int32)
+                features = KeyedJaggedTensor([f"f_{name}" for name in shapes], ids, lengths=lengths)
+                pooled = model.module.tables(features)
+                values = torch.cat([pooled[f"f_{name}"] for name in shapes], dim=1)
+                values.sum().backward()
+                if averager is not None:
+                    averager.after_step(step)
+                everyone: list = [None] * rank.world_size
+                torch.distributed.all_gather_object(everyone, values.detach())
+                results.append((before, gather_tables(model, shapes), everyone))
+    return results
 
 
 def held_bytes(runs: list[TableRun]) -> list[tuple[list[int], list[int]]]:

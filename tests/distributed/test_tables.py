@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from one_process import expected
-from ranks import TableRun, step_tables, upstream_layout
+from ranks import TableRun, pool_with_idle_ranks, step_tables, upstream_layout
 
 from sparse2d.config import (
     OptimizerConfig,
@@ -133,6 +133,26 @@ def test_small_tables_train_under_every_sharding(num_ranks):
                 part = torch.from_numpy(run.factors[step, rank, :, columns])
                 expected.index_add_(0, torch.from_numpy(run.ids[step, rank, index]), part, alpha=-1 / num_ranks)
             torch.testing.assert_close(stepped.tables[table], expected, atol=1e-6, rtol=1e-6)
+
+
+def test_ranks_without_any_id_neither_hang_nor_train():
+    """None, one, and all of four ranks have ids; the last step must find everything in order again."""
+    idle = [[2], [0, 1, 2, 3], []]
+    layouts = [
+        ParallelismConfig(kind=kind, num_groups=groups, sharding=[sharding], ranks_per_host=2)
+        for kind, groups in ((ParallelismKind.full_mp, 1), (ParallelismKind.sparse_2d, 2))
+        for sharding in ShardingKind
+    ]
+    results = run_ranks(pool_with_idle_ranks, SHAPES, layouts, idle, num_ranks=4)
+    for (layout, ranks), (before, after, pooled) in zip(itertools.product(layouts, idle), results, strict=True):
+        for rank, values in enumerate(pooled):
+            looked_up = torch.cat([before[name][rank] for name in SHAPES])
+            torch.testing.assert_close(values, torch.zeros(2, 16) if rank in ranks else looked_up.expand(2, -1))
+        for name, table in before.items():
+            # Each of a rank's two bags pulls its row by the mean over the ranks of a gradient of one.
+            step = torch.zeros_like(table)
+            step[[rank for rank in range(4) if rank not in ranks]] = 2 / 4
+            torch.testing.assert_close(after[name], table - step, msg=f"{layout} {ranks}")
 
 
 @pytest.mark.parametrize("replicas", list(Replicas))

@@ -113,6 +113,7 @@ def move_edge(shards):
         ("row_wise", lambda shards: shards.reverse()),
         ("row_wise", lambda shards: [shard.update(rank=3 - shard["rank"]) for shard in shards]),
         ("table_row_wise", lambda shards: [shard.update(rank=(shard["rank"] + 1) % 4) for shard in shards]),
+        ("table_row_wise", lambda shards: shards[1].update(rank=3)),
         ("table_column_wise", lambda shards: [shard.update(rank=3 * place) for place, shard in enumerate(shards)]),
         ("grid_shard", lambda shards: [shard.update(rank=3 - shard["rank"]) for shard in shards]),
         ("column_wise", lambda shards: shards.reverse()),
