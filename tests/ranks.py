@@ -394,6 +394,8 @@ def upstream_layout(num_groups: int, inter_host: bool) -> list[list[int]]:
             local_size=rank.world_size // num_groups,
             use_inter_host_allreduce=inter_host,
         )
+        # A rank that leaves while others still connect would end their groups.
+        torch.distributed.barrier()
         return mesh.mesh.tolist()
 
 
