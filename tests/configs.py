@@ -89,7 +89,9 @@ def tiny_train(
         results_dir=str(results_dir),
         data=tiny_data(results_dir / "data"),
         model=ModelConfig(embedding_dim=8, dense_arch=[16, 8], over_arch=[16, 1]),
-        parallelism=ParallelismConfig(kind=kind, num_groups=num_groups, sharding=sharding or list(ShardingKind)),
+        parallelism=ParallelismConfig(
+            kind=kind, num_groups=num_groups, sharding=sharding or ParallelismConfig().sharding
+        ),
         sync=SyncConfig(interval=interval),
         optimizer=OptimizerConfig(
             name=optimizer,

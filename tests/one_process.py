@@ -10,6 +10,8 @@ from sparse2d.config import OptimizerConfig, ShardingKind, SyncMoments, TableOpt
 from sparse2d.mesh import Mesh
 from sparse2d.optimizers import reference
 
+SPLITS_COLUMNS = (ShardingKind.column_wise, ShardingKind.table_column_wise, ShardingKind.grid_shard)
+
 
 @dataclass
 class Table:
@@ -72,7 +74,7 @@ def optimizer_step(run: TableRun, table: Table, grad: Tensor, touched: Tensor, s
         reference.adam(table.weight, grad, (first, second), touched, step=step, **numbers)
     else:
         dim = grad.shape[1]
-        columns = 4 if run.parallelism.sharding == [ShardingKind.column_wise] else dim
+        columns = 4 if run.parallelism.sharding[0] in SPLITS_COLUMNS else dim
         for start in range(0, dim, columns):
             shard = slice(start, start + columns)
             _rowwise_step(run, config, table.weight[:, shard], grad[:, shard], table.moments[0][:, shard])

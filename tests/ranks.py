@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from sparse2d.config import OptimizerConfig, ParallelismConfig, Pipeline, SyncConfig, TrainConfig
+from sparse2d.config import OptimizerConfig, ParallelismConfig, Pipeline, SyncConfig, TableOptimizer, TrainConfig
 from sparse2d.data.batch import to_torchrec
 from sparse2d.data.dataset import open_dataset, train_batches
 from sparse2d.engine import build_engine
@@ -29,8 +29,10 @@ from sparse2d.mesh import Mesh, process_group
 from sparse2d.metrics import Metrics
 from sparse2d.optimizers.fused import table_sharder
 from sparse2d.parallel import shard_model
+from sparse2d.parallel.plan_summary import plan_and_summarise
 from sparse2d.parallel.plans import make_plan
 from sparse2d.parallel.sparse_2d import Sparse2D
+from sparse2d.parallel.startup import check_start
 from sparse2d.parallel.tables import gather_moments, gather_tables, initialise_tables, local_shards
 from sparse2d.pipeline import TrainSteps
 from sparse2d.sync.averaging import ReplicaAverager
@@ -217,7 +219,7 @@ def _step_tables(run: TableRun, rank) -> Stepped:
         sharder,
         run.parallelism,
         group_size=mesh.group_size,
-        local_group_size=mesh.group_size,
+        local_group_size=mesh.local_group_size(run.parallelism.ranks_per_host or rank.local_world_size),
         rank_batch_size=batch,
         device=CPU,
     )
@@ -278,6 +280,108 @@ def _unequal_rows(model: nn.Module, rank) -> tuple[set[tuple[str, int]], set[tup
     return unequal
 
 
+def pool_with_idle_ranks(
+    shapes: dict[str, tuple[int, int]], layouts: list[ParallelismConfig], idle: list[list[int]]
+) -> list[tuple[dict[str, Tensor], dict[str, Tensor], list[Tensor]]]:
+    """For each layout and set of ranks without any id: tables before and after a step of SGD, and what each rank pools.
+
+    Rank r looks row r up in every table, in each of two bags.
+    """
+    torch.set_num_threads(1)
+    results = []
+    with process_group(CPU) as rank:
+        for layout in layouts:
+            mesh = Mesh(rank.world_size, layout.num_groups, layout.replicas)
+            optimizer = OptimizerConfig(TableOptimizer.sgd, lr=1.0)
+            module, sharder = PooledSum(shapes), table_sharder(optimizer, mesh.num_groups, CPU)
+            local = mesh.local_group_size(layout.ranks_per_host or rank.world_size)
+            plan = make_plan(
+                module,
+                sharder,
+                layout,
+                group_size=mesh.group_size,
+                local_group_size=local,
+                rank_batch_size=2,
+                device=CPU,
+            )
+            model = shard_model(module, layout, mesh, plan, sharder, CPU)
+            initialise_tables(model, shapes, seed=0)
+            averager = ReplicaAverager(model, SyncConfig()) if isinstance(model, Sparse2D) else None
+            for step, ranks in enumerate(idle, start=1):
+                before = gather_tables(model, shapes)
+                ids = torch.full((0 if rank.rank in ranks else 2 * len(shapes),), rank.rank)
+                lengths = torch.full((2 * len(shapes),), 0 if rank.rank in ranks else 1, dtype=torch.int32)
+                features = KeyedJaggedTensor([f"f_{name}" for name in shapes], ids, lengths=lengths)
+                pooled = model.module.tables(features)
+                values = torch.cat([pooled[f"f_{name}"] for name in shapes], dim=1)
+                values.sum().backward()
+                if averager is not None:
+                    averager.after_step(step)
+                everyone: list = [None] * rank.world_size
+                torch.distributed.all_gather_object(everyone, values.detach())
+                results.append((before, gather_tables(model, shapes), everyone))
+    return results
+
+
+def held_bytes(runs: list[TableRun]) -> list[tuple[list[int], list[int]]]:
+    """For each run, bytes of weights and moments on each rank of the first group: planned, and in the kernels."""
+    with process_group(CPU) as rank:
+        return [_held_bytes(run, rank) for run in runs]
+
+
+def _held_bytes(run: TableRun, rank):
+    mesh = Mesh(rank.world_size, run.parallelism.num_groups, run.parallelism.replicas)
+    module = PooledSum(run.shapes)
+    sharder = table_sharder(run.optimizer, mesh.num_groups, CPU)
+    plan, summary = plan_and_summarise(
+        module, sharder, run.parallelism, mesh=mesh, local_world_size=mesh.world_size, rank_batch_size=4, device=CPU
+    )
+    model = shard_model(module, run.parallelism, mesh, plan, sharder, CPU)
+    held = sum(
+        tensor.nbytes
+        for shard in local_shards(model)
+        for tensor in (shard.weight, *shard.moments)
+        if tensor.numel() > 0
+    )
+    everyone: list = [None] * rank.world_size
+    torch.distributed.all_gather_object(everyone, held)
+    return summary.bytes_per_rank, [everyone[member] for member in mesh.groups[0]]
+
+
+def build_with_another_seed(config: TrainConfig, dataset: Path, odd_rank: int) -> None:
+    """Set up an engine, one rank with another seed than the others."""
+    with process_group(CPU) as rank:
+        config.seed += rank.rank == odd_rank
+        build_engine(config, open_dataset(dataset), rank, CPU)
+
+
+def start_with_a_fault(config: TrainConfig, dataset: Path, rank_at_fault: int, fault: str) -> list[str | None]:
+    """What each rank is told before its first step if one rank's tables or layers are not as the others'."""
+    torch.set_num_threads(1)
+    with process_group(CPU) as rank:
+        engine = build_engine(config, open_dataset(dataset), rank, CPU)
+        mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
+        plan, shapes = engine.placement, dict(engine.table_shapes)
+        if rank.rank == rank_at_fault:
+            shard = local_shards(engine.model)[0]
+            if fault == "weight":
+                shard.weight[-1, -1] += 1e-6
+            if fault == "dense":
+                dense = dict(engine.model.named_parameters())
+                next(value for name, value in dense.items() if "over_arch" in name).data.view(-1)[0] += 1e-6
+        if fault == "shape":
+            # As if the model had a row more than the kernels hold.
+            shapes["t_C1"] = (shapes["t_C1"][0] + 1, shapes["t_C1"][1])
+        try:
+            check_start(engine.model, plan, mesh, shapes)
+            told = None
+        except RuntimeError as error:
+            told = str(error)
+        everyone: list = [None] * rank.world_size
+        torch.distributed.all_gather_object(everyone, told)
+        return everyone
+
+
 def upstream_layout(num_groups: int, inter_host: bool) -> list[list[int]]:
     """The rank layout that DMPCollection itself makes: its (replicate, shard) device mesh."""
     with process_group(CPU) as rank:
@@ -290,6 +394,8 @@ def upstream_layout(num_groups: int, inter_host: bool) -> list[list[int]]:
             local_size=rank.world_size // num_groups,
             use_inter_host_allreduce=inter_host,
         )
+        # A rank that leaves while others still connect would end their groups.
+        torch.distributed.barrier()
         return mesh.mesh.tolist()
 
 

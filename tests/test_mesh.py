@@ -1,6 +1,6 @@
 """T = M x N and which rank is where."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -62,6 +62,21 @@ def test_local_group_size_is_the_ranks_of_a_group_on_one_host(hosts, per_host, l
             if any(rank // per_host == host for rank in ranks)
         }
         assert counts == {mesh.local_group_size(per_host)}
+
+
+@pytest.mark.parametrize("replicas", list(Replicas))
+def test_a_groups_ranks_are_taken_to_share_a_host_only_where_they_do(replicas):
+    """Also where hosts and groups do not divide each other, which no planner can be told exactly."""
+    for per_host, hosts, num_groups in product(range(1, 13), range(1, 5), range(1, 49)):
+        world_size = hosts * per_host
+        if world_size % num_groups != 0:
+            continue
+        mesh = Mesh(world_size, num_groups, replicas)
+        size = mesh.local_group_size(per_host)
+        assert mesh.group_size % size == 0
+        for ranks in mesh.groups:
+            for first in range(0, mesh.group_size, size):
+                assert len({rank // per_host for rank in ranks[first : first + size]}) == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from sparse2d.records import MetricsFile, RunDirectory, fingerprint, plain, writ
 DIGEST = "0" * 64
 # The data's digest stands for its source and for how it was read.
 SOURCE = {"data.path", "data.raw_dir", "data.days", "data.workers", "data.on_bad_line", "data.max_rejects"}
-IGNORED = {"results_dir", "rerun", "data.out_dir", "data.vocabulary"} | SOURCE
+# And the plan's for the path of its file.
+PLAN = {"plan_only", "plan_out", "parallelism.plan_file"}
+IGNORED = {"results_dir", "rerun", "data.out_dir", "data.vocabulary"} | SOURCE | PLAN
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -59,6 +61,8 @@ def test_every_option_but_where_and_how_it_is_watched_changes_the_fingerprint(tr
         setattr(owner, field, value)
     assert unchanged == IGNORED | {name for name, _, _ in leaves(config) if name.startswith("tracking.")}
     assert fingerprint(config, DIGEST) == before
+    assert fingerprint(config, "1" * 64) != before
+    assert fingerprint(config, DIGEST, plan_digest=DIGEST) != before
 
 
 @given(st.text("0123456789abcdef", min_size=64, max_size=64))

@@ -36,7 +36,7 @@ RECORD_KEYS = {
     "data": "name digest train_rows eval_rows base_rate",
     "eval": "ne auc logloss calibration rows",
     "train": "rows steps qps step_ms loss_last threads_per_rank",
-    "plan": "num_shards rows_per_rank bytes_per_rank imbalance",
+    "plan": "num_shards rows_per_rank bytes_per_rank imbalance load_ms_per_rank load_imbalance",
     "comms": "lookup_bytes_per_step sync_bytes_per_sync sync_ms_p50 dense_bytes_per_step",
     "memory": "peak_rss_bytes",
 }
@@ -187,7 +187,7 @@ def test_record_says_what_was_run(sweep, data_dir):
         assert train["step_ms"]["p10"] * 0.5 <= 60_000 / train["qps"] <= train["step_ms"]["p90"] * 5
         assert record["eval"]["rows"] == 200
         assert record["eval_constant"]["ne"] == pytest.approx(1.0, abs=1e-12)
-        # Two groups of one rank: all of 26 tables of 40 to 65 rows of 8 floats on it.
+        # Two groups of one rank: all of 26 tables of 40 to 65 rows of 8 floats on it; sgd keeps no state.
         assert record["plan"]["bytes_per_rank"] == [sum(range(40, 66)) * 8 * 4]
         assert record["comms"]["sync_ms_p50"] > 0
         assert record["memory"]["peak_rss_bytes"] > 50e6

@@ -68,11 +68,19 @@ class Replicas(Enum):
 
 
 class ShardingKind(Enum):
-    """Sharding types the planner may choose from (values are TorchRec's names)."""
+    """Sharding types the planner may choose from (values are TorchRec's names).
+
+    A table's rows or columns are spread over the group (``row_wise``, ``column_wise``), over the group's ranks on one
+    host (``table_row_wise``, ``table_column_wise``), or its columns over hosts and their rows inside each
+    (``grid_shard``).
+    """
 
     table_wise = "table_wise"
     row_wise = "row_wise"
     column_wise = "column_wise"
+    table_row_wise = "table_row_wise"
+    table_column_wise = "table_column_wise"
+    grid_shard = "grid_shard"
 
 
 class SyncRows(Enum):
@@ -239,7 +247,13 @@ class ParallelismConfig:
     num_groups: int = 1
     replicas: Replicas = Replicas.intra_host
     # What the planner may choose from; one entry forces it (tables too small for it are then placed table-wise).
-    sharding: list[ShardingKind] = field(default_factory=lambda: list(ShardingKind))
+    sharding: list[ShardingKind] = field(
+        default_factory=lambda: [ShardingKind.table_wise, ShardingKind.row_wise, ShardingKind.column_wise]
+    )
+    # Ranks that the plan takes to share a host, for sharding inside hosts; null = as they are launched.
+    ranks_per_host: int | None = None
+    # Place the tables as this file says (see plan_only) instead of planning.
+    plan_file: str | None = None
 
 
 @dataclass
@@ -320,6 +334,10 @@ class TrainConfig:
     results_dir: str = "results"
     # Run again even if a finished run of the same fingerprint exists.
     rerun: bool = False
+    # Only print what each rank would hold, and write a plan file that parallelism.plan_file pins.
+    plan_only: bool = False
+    # With plan_only: the file; null = results_dir/plans/<experiment>-<digest>.json.
+    plan_out: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
@@ -370,6 +388,7 @@ def _check_numbers(config: TrainConfig) -> None:
         "launch.num_ranks": config.launch.num_ranks,
         "launch.threads_per_rank": config.launch.threads_per_rank,
         "parallelism.num_groups": config.parallelism.num_groups,
+        "parallelism.ranks_per_host": config.parallelism.ranks_per_host,
         "data.train_rows": config.data.train_rows,
         "data.eval_rows": config.data.eval_rows,
     }
@@ -413,6 +432,14 @@ def _check_parallelism(config: TrainConfig) -> None:
             "sync.wire_dtype=bf16 needs sync.rows=touched or auto: it sends what changed in touched rows; "
             "all rows as bf16 would round every weight to 8 bits"
         )
+    if layout.ranks_per_host is not None and ranks % layout.ranks_per_host != 0:
+        divisors = [size for size in range(1, ranks + 1) if ranks % size == 0]
+        raise UserError(
+            f"launch.num_ranks={ranks} is not divisible by parallelism.ranks_per_host={layout.ranks_per_host}; "
+            f"choose from {divisors}"
+        )
+    if config.plan_out is not None and not config.plan_only:
+        raise UserError(f"plan_out={config.plan_out} has no effect without plan_only=true")
     if not layout.sharding:
         raise UserError(f"parallelism.sharding is empty; name at least one of {[kind.name for kind in ShardingKind]}")
 

@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
-from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -17,9 +16,12 @@ from sparse2d.mesh import Mesh, RankInfo
 from sparse2d.models.dlrm import build_dlrm
 from sparse2d.optimizers.fused import build_optimizer, table_sharder
 from sparse2d.parallel import shard_model
-from sparse2d.parallel.plans import PlanSummary, make_plan, summarise_plan, table_configs
+from sparse2d.parallel.plan_summary import PlanSummary, plan_and_summarise
 from sparse2d.parallel.sparse_2d import Sparse2D
+from sparse2d.parallel.startup import check_start
 from sparse2d.parallel.tables import initialise_tables
+from sparse2d.parallel.torchrec_plans import table_configs
+from sparse2d.plan import Plan
 from sparse2d.sync.averaging import ReplicaAverager
 
 
@@ -31,7 +33,8 @@ class Engine:
         model: the sharded model with its loss.
         optimizer: of the dense part; tables step inside the backward pass.
         averager: of the replicas, under 2D.
-        plan: where the tables are.
+        plan: what each rank of a group holds, in numbers.
+        placement: where the tables are.
         table_shapes: (rows, dim) of every table, by name.
         device: of this rank.
     """
@@ -40,6 +43,7 @@ class Engine:
     optimizer: CombinedOptimizer
     averager: ReplicaAverager | None
     plan: PlanSummary
+    placement: Plan
     table_shapes: dict[str, tuple[int, int]]
     device: torch.device
 
@@ -78,28 +82,28 @@ def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: 
     world = dist.group.WORLD
     assert world is not None
     # One rank plans for all: hosts may differ in memory, and planning on every core at once takes longer than training.
-    plan: ShardingPlan = invoke_on_rank_and_broadcast_result(
+    plan, summary = invoke_on_rank_and_broadcast_result(
         world,
         0,
-        make_plan,
+        plan_and_summarise,
         module,
         sharder,
         config.parallelism,
-        group_size=mesh.group_size,
-        local_group_size=mesh.local_group_size(rank.local_world_size),
+        mesh=mesh,
+        local_world_size=rank.local_world_size,
         rank_batch_size=config.global_batch_size // rank.world_size,
         device=device,
     )
-    # Before sharding: 2D turns the plan's ranks into global ones, in place.
-    summary = summarise_plan(plan, module, mesh.group_size)
     model = shard_model(module, config.parallelism, mesh, plan, sharder, device)
     initialise_tables(model, shapes, config.seed)
+    check_start(model, plan, mesh, shapes)
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     return Engine(
         model=model,
         optimizer=build_optimizer(config.optimizer, model.fused_optimizer, dense),
         averager=ReplicaAverager(model, config.sync) if isinstance(model, Sparse2D) else None,
         plan=summary,
+        placement=plan,
         table_shapes=shapes,
         device=device,
     )

@@ -80,7 +80,7 @@ def run_rank(job: Job) -> dict[str, Any]:
             "eval": asdict(metrics),
             "eval_constant": asdict(baseline),
             "train": train_results | {"startup_s": startup_s},
-            "plan": asdict(engine.plan) | {"imbalance": engine.plan.imbalance},
+            "plan": engine.plan.as_record(),
             "comms": _comms(engine),
             "memory": {"peak_rss_bytes": int(_over_ranks(peak_rss_bytes(), dist.ReduceOp.MAX))} | _cuda_memory(device),
         }

@@ -3,6 +3,7 @@
 T ranks = M groups (replicas of every table shard) x N ranks (arXiv 2508.03854, section 3).
 """
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,7 +106,38 @@ class Mesh:
         return next(g for g, ranks in enumerate(self.groups) if rank in ranks)
 
     def local_group_size(self, local_world_size: int) -> int:
-        """How many ranks of one group share a host: what the planner must take as its ``local_world_size``."""
+        """How many ranks of one group share a host: what the planner must take as its ``local_world_size``.
+
+        Where hosts and groups do not divide each other, the largest number of consecutive ranks of a group, of which
+        each run shares a host.
+        """
         if self.replicas is Replicas.inter_host:
-            return min(self.group_size, local_world_size)
-        return max(1, min(self.group_size, local_world_size // self.num_groups))
+            return math.gcd(self.group_size, local_world_size)
+        ranks, remainder = divmod(local_world_size, self.num_groups)
+        return 1 if remainder else math.gcd(self.group_size, ranks)
+
+
+@contextmanager
+def host_process_groups(mesh: Mesh, local_group_size: int) -> Iterator[None]:
+    """Let TorchRec build table-row-wise and grid shards inside the block (a collective over all T ranks).
+
+    They need, inside each group, the ranks that share a host (``intra``) and those with the same place on each host
+    (``cross``). Left alone, TorchRec derives both from LOCAL_WORLD_SIZE, which counts all groups' ranks on a host, and
+    keeps the first ones for the life of the process, whatever mesh comes next.
+    """
+    import torch.distributed as dist
+    from torchrec.distributed import comm
+
+    size = local_group_size
+    hosts = [ranks[first : first + size] for ranks in mesh.groups for first in range(0, mesh.group_size, size)]
+    places = [ranks[place::size] for ranks in mesh.groups for place in range(size)]
+    intra, _ = dist.new_subgroups_by_enumeration(hosts)
+    cross, _ = dist.new_subgroups_by_enumeration(places)
+    ours = {"_INTRA_PG": intra, "_CROSS_PG": cross, "_INTRA_PG_2D": intra, "_CROSS_PG_2D": cross}
+    for name, value in (ours | {"_NODE_GROUP_SIZE_2D": size}).items():
+        setattr(comm, name, value)
+    try:
+        yield
+    finally:
+        for name in (*ours, "_NODE_GROUP_SIZE_2D"):
+            setattr(comm, name, None)

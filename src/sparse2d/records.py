@@ -26,8 +26,8 @@ from sparse2d.environment import found_versions
 from sparse2d.errors import UserError
 
 SCHEMA = 1
-# Where results go and how they are watched does not change them; the data's digest stands for its path.
-NOT_FINGERPRINTED = ("results_dir", "rerun", "tracking")
+# Where results go and how they are watched does not change them; digests stand for the paths of data and plan.
+NOT_FINGERPRINTED = ("results_dir", "rerun", "tracking", "plan_only", "plan_out")
 DATA_NOT_FINGERPRINTED = (
     "path",
     "raw_dir",
@@ -53,11 +53,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-def fingerprint(config: TrainConfig, data_digest: str) -> str:
-    """16 hex digits over everything that decides the result: the resolved config and the data's content."""
+def fingerprint(config: TrainConfig, data_digest: str, plan_digest: str | None = None) -> str:
+    """16 hex digits over everything that decides the result: the resolved config, the data's and the plan's content."""
     settings = {key: value for key, value in plain(config).items() if key not in NOT_FINGERPRINTED}
     settings["data"] = {key: value for key, value in settings["data"].items() if key not in DATA_NOT_FINGERPRINTED}
     settings["data"]["digest"] = data_digest
+    settings["parallelism"]["plan_file"] = plan_digest
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -74,10 +75,11 @@ class RunDirectory:
     Args:
         config: of the run.
         data_digest: of the data it reads.
+        plan_digest: of the plan that it pins, if any.
     """
 
-    def __init__(self, config: TrainConfig, data_digest: str) -> None:
-        self.fingerprint = fingerprint(config, data_digest)
+    def __init__(self, config: TrainConfig, data_digest: str, plan_digest: str | None = None) -> None:
+        self.fingerprint = fingerprint(config, data_digest, plan_digest)
         self.path = Path(config.results_dir) / "runs" / config.experiment / self.fingerprint
         self._config = config
         self._started_at = datetime.now(UTC)

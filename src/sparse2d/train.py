@@ -8,12 +8,13 @@ from typing import Any
 from sparse2d.cli import run_entry_point
 from sparse2d.config import TrainConfig, check_train
 from sparse2d.data.dataset import Dataset, num_train_steps, open_dataset
-from sparse2d.data.prepare import prepare
+from sparse2d.data.prepare import known_table_rows, prepare
 from sparse2d.data.verify import refuse_unsound
 from sparse2d.environment import check_device, check_environment
 from sparse2d.errors import UserError
 from sparse2d.launch import RanksFailedError, run_ranks
 from sparse2d.mesh import rank_from_env
+from sparse2d.plan import read_plan
 from sparse2d.records import RunDirectory
 
 log = logging.getLogger("sparse2d.train")
@@ -29,14 +30,25 @@ def main(config: TrainConfig) -> None:
         config.launch.num_ranks = rank.world_size
     is_first = rank is None or rank.is_first
     check_train(config)
+    pinned = config.parallelism.plan_file
+    # Read before the data: a damaged file is told at once.
+    plan = read_plan(Path(pinned)) if pinned is not None else None
+    if config.plan_only:
+        if is_first:
+            _plan_only(config)
+        return
     dataset = _dataset(config, show_progress=is_first)
-    run = RunDirectory(config, dataset.digest)
+    run = RunDirectory(config, dataset.digest, None if plan is None else plan.digest)
     if not config.rerun and (record := run.completed_record()) is not None:
         if is_first:
             log.info("already finished (rerun=true runs it again): %s", _outcome(record, run.path))
         return
     check_environment()
     check_device(config.launch.device)
+    if pinned is not None:
+        from sparse2d.planning import plan_here
+
+        plan_here(config, dataset.num_embeddings)
     if is_first:
         run.begin()
     try:
@@ -47,6 +59,16 @@ def main(config: TrainConfig) -> None:
         raise
     if is_first:
         log.info(_outcome(run.finish("completed", None, results), run.path))
+
+
+def _plan_only(config: TrainConfig) -> None:
+    """Print and write the plan; data is read only where the tables' sizes depend on it."""
+    num_embeddings = known_table_rows(config.data) or _dataset(config, show_progress=True).num_embeddings
+    check_environment()
+    # Imports TorchRec.
+    from sparse2d.planning import plan_only
+
+    plan_only(config, num_embeddings)
 
 
 def _dataset(config: TrainConfig, show_progress: bool) -> Dataset:

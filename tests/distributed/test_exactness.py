@@ -7,10 +7,19 @@ import torch
 from configs import tiny_train
 from ranks import Trained, train_all, weights_around_evaluation
 
-from sparse2d.config import DenseOptimizer, ParallelismKind, Replicas, ShardingKind, TableOptimizer, TrainConfig
+from sparse2d.config import (
+    DenseOptimizer,
+    ParallelismConfig,
+    ParallelismKind,
+    Replicas,
+    ShardingKind,
+    TableOptimizer,
+    TrainConfig,
+)
 from sparse2d.launch import run_ranks
 
 STEPS = 10
+INSIDE_HOSTS = (ShardingKind.table_row_wise, ShardingKind.table_column_wise, ShardingKind.grid_shard)
 ADAGRAD = {"optimizer": TableOptimizer.rowwise_adagrad, "dense": DenseOptimizer.adam}
 
 
@@ -55,17 +64,56 @@ def test_sgd_gives_the_same_weights_in_every_layout(one_rank, num_ranks, tmp_pat
     configs = [
         tiny_train(tmp_path, kind, num_ranks=num_ranks, num_groups=groups, sharding=[sharding])
         for kind, groups in layouts
-        for sharding in ShardingKind
+        for sharding in ParallelismConfig().sharding
     ] + [tiny_train(tmp_path, ParallelismKind.data_parallel, num_ranks=num_ranks)]
     for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
         assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
         assert trained.metrics.ne == pytest.approx(one_rank.metrics.ne, abs=1e-6)
 
 
+def on_hosts(config: TrainConfig, ranks_per_host: int, replicas: Replicas = Replicas.intra_host) -> TrainConfig:
+    config.parallelism.ranks_per_host, config.parallelism.replicas = ranks_per_host, replicas
+    return config
+
+
 def test_contiguous_groups_give_the_same_weights(one_rank, tmp_path, tiny_dataset):
-    config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2)
-    config.parallelism.replicas = Replicas.inter_host
-    assert largest_difference(one_rank, run([config], tiny_dataset)[0]) < 1e-6
+    configs = [
+        on_hosts(
+            tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2, sharding=kinds),
+            4,
+            Replicas.inter_host,
+        )
+        for kinds in [None, *([kind] for kind in INSIDE_HOSTS)]
+    ]
+    for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
+        assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
+
+
+def test_sharding_inside_hosts_gives_the_same_weights(one_rank, tmp_path, tiny_dataset):
+    """Two hosts of two ranks."""
+    configs = [
+        on_hosts(tiny_train(tmp_path, num_ranks=4, sharding=kinds), 2)
+        for kinds in [*([kind] for kind in INSIDE_HOSTS), list(INSIDE_HOSTS)]
+    ]
+    for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
+        assert largest_difference(one_rank, trained) < 1e-6, config.parallelism
+
+
+def test_groups_over_several_hosts_give_the_same_weights(tmp_path, tiny_dataset):
+    """2 x 4 ranks: each group has two ranks on each of two hosts, whichever way the groups lie."""
+    configs = [
+        on_hosts(
+            tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=8, num_groups=2, sharding=[kind]), size, replicas
+        )
+        for replicas, size in ((Replicas.intra_host, 4), (Replicas.inter_host, 2))
+        for kind in INSIDE_HOSTS
+    ]
+    alone = tiny_train(tmp_path, num_ranks=1)
+    for config in [alone, *configs]:
+        config.global_batch_size = 64
+    (expected,) = run([alone], tiny_dataset)
+    for config, trained in zip(configs, run(configs, tiny_dataset), strict=True):
+        assert largest_difference(expected, trained) < 1e-6, config.parallelism
 
 
 @pytest.mark.parametrize("sharding", list(ShardingKind))

@@ -1,10 +1,12 @@
 """Fused kernels and averaging on real ranks against the reference formulas on whole tables."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from one_process import expected
-from ranks import TableRun, step_tables, upstream_layout
+from ranks import TableRun, pool_with_idle_ranks, step_tables, upstream_layout
 
 from sparse2d.config import (
     OptimizerConfig,
@@ -20,6 +22,7 @@ from sparse2d.launch import run_ranks
 from sparse2d.mesh import Mesh
 
 SHAPES = {"t_a": (12, 8), "t_b": (30, 8)}
+INSIDE_HOSTS = (ShardingKind.table_row_wise, ShardingKind.table_column_wise, ShardingKind.grid_shard)
 STEPS, BATCH, IDS_PER_BAG = 5, 6, 3
 
 
@@ -30,6 +33,7 @@ def make_run(
     optimizer: OptimizerConfig,
     interval: int = 1,
     moments: SyncMoments = SyncMoments.with_weights,
+    ranks_per_host: int | None = None,
 ) -> TableRun:
     """Ids with many repeats (inside a bag, a batch, and across ranks) and rows that never occur."""
     rng = np.random.default_rng(0)
@@ -37,7 +41,7 @@ def make_run(
     ids = rng.integers(0, limits, (STEPS, num_ranks, len(SHAPES), BATCH * IDS_PER_BAG))
     factors = rng.normal(size=(STEPS, num_ranks, BATCH, sum(dim for _, dim in SHAPES.values()))).astype(np.float32)
     kind = ParallelismKind.full_mp if num_groups == 1 else ParallelismKind.sparse_2d
-    layout = ParallelismConfig(kind=kind, num_groups=num_groups, sharding=[sharding])
+    layout = ParallelismConfig(kind=kind, num_groups=num_groups, sharding=[sharding], ranks_per_host=ranks_per_host)
     return TableRun(SHAPES, layout, optimizer, SyncConfig(interval=interval, moments=moments), ids, factors)
 
 
@@ -95,7 +99,9 @@ def test_2d_equals_the_algorithm_in_one_process():
                 *((other, 2) for other in OTHERS),
             )
         ]
-        + [make_run(4, 4, ShardingKind.row_wise, adagrad("auto"), 5)],
+        + [make_run(4, 4, ShardingKind.row_wise, adagrad("auto"), 5)]
+        # Hosts of two ranks: a group's tables and columns are spread over hosts, their rows inside them.
+        + [make_run(4, 1, sharding, adagrad(1.0), ranks_per_host=2) for sharding in INSIDE_HOSTS],
         num_ranks=4,
     )
 
@@ -110,25 +116,43 @@ def test_moments_stay_local_when_they_are_never_averaged():
     check([run], num_ranks=2)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 10])
-@pytest.mark.parametrize("sharding", list(ShardingKind))
-def test_small_tables_train_under_every_sharding(rows, sharding):
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_small_tables_train_under_every_sharding(num_ranks):
     rng = np.random.default_rng(1)
-    shapes = {"t_a": (rows, 8), "t_b": (rows, 8)}
-    layout = ParallelismConfig(kind=ParallelismKind.full_mp, sharding=[sharding])
-    ids = rng.integers(0, rows, (2, 8, 2, 4))
-    factors = rng.normal(size=(2, 8, 4, 16)).astype(np.float32)
-    run = TableRun(shapes, layout, OptimizerConfig(TableOptimizer.sgd, lr=1.0), SyncConfig(), ids, factors)
-    stepped = run_ranks(step_tables, [run], num_ranks=8)[0]
-    for index, table in enumerate(shapes):
-        expected = stepped.before[table].clone()
-        for step in range(2):
-            grad = torch.zeros_like(expected)
-            for rank in range(8):
-                part = torch.from_numpy(factors[step, rank, :, 8 * index : 8 * index + 8])
-                grad.index_add_(0, torch.from_numpy(ids[step, rank, index]), part)
-            expected -= grad / 8
-        torch.testing.assert_close(stepped.tables[table], expected, atol=1e-6, rtol=1e-6)
+    runs = []
+    for rows, sharding in itertools.product([1, 3, 4, 10], ShardingKind):
+        shapes = {"t_a": (rows, 8), "t_b": (rows, 12)}
+        layout = ParallelismConfig(kind=ParallelismKind.full_mp, sharding=[sharding], ranks_per_host=num_ranks // 2)
+        ids = rng.integers(0, rows, (2, num_ranks, 2, 4))
+        factors = rng.normal(size=(2, num_ranks, 4, 20)).astype(np.float32)
+        runs.append(TableRun(shapes, layout, OptimizerConfig(TableOptimizer.sgd, lr=1.0), SyncConfig(), ids, factors))
+    for run, stepped in zip(runs, run_ranks(step_tables, runs, num_ranks=num_ranks), strict=True):
+        for index, (table, columns) in enumerate((("t_a", slice(0, 8)), ("t_b", slice(8, 20)))):
+            expected = stepped.before[table].clone()
+            for step, rank in itertools.product(range(2), range(num_ranks)):
+                part = torch.from_numpy(run.factors[step, rank, :, columns])
+                expected.index_add_(0, torch.from_numpy(run.ids[step, rank, index]), part, alpha=-1 / num_ranks)
+            torch.testing.assert_close(stepped.tables[table], expected, atol=1e-6, rtol=1e-6)
+
+
+def test_ranks_without_any_id_neither_hang_nor_train():
+    """None, one, and all of four ranks have ids; the last step must find everything in order again."""
+    idle = [[2], [0, 1, 2, 3], []]
+    layouts = [
+        ParallelismConfig(kind=kind, num_groups=groups, sharding=[sharding], ranks_per_host=2)
+        for kind, groups in ((ParallelismKind.full_mp, 1), (ParallelismKind.sparse_2d, 2))
+        for sharding in ShardingKind
+    ]
+    results = run_ranks(pool_with_idle_ranks, SHAPES, layouts, idle, num_ranks=4)
+    for (layout, ranks), (before, after, pooled) in zip(itertools.product(layouts, idle), results, strict=True):
+        for rank, values in enumerate(pooled):
+            looked_up = torch.cat([before[name][rank] for name in SHAPES])
+            torch.testing.assert_close(values, torch.zeros(2, 16) if rank in ranks else looked_up.expand(2, -1))
+        for name, table in before.items():
+            # Each of a rank's two bags pulls its row by the mean over the ranks of a gradient of one.
+            step = torch.zeros_like(table)
+            step[[rank for rank in range(4) if rank not in ranks]] = 2 / 4
+            torch.testing.assert_close(after[name], table - step, msg=f"{layout} {ranks}")
 
 
 @pytest.mark.parametrize("replicas", list(Replicas))

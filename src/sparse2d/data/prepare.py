@@ -53,6 +53,22 @@ def prepare(data: DataConfig, progress: bool = True) -> Path:
         return build(data, raw_inputs(data), out_dir, progress)
 
 
+def known_table_rows(data: DataConfig) -> list[int] | None:
+    """Rows of the 26 tables, where they can be told without reading or preparing any data; None otherwise.
+
+    Raises:
+        UserError: for numbers that no table can have.
+    """
+    _check_paths(data)
+    path = None if data.path is None else Path(data.path)
+    if path is not None and (path / MANIFEST).is_file():
+        return read_manifest(path).num_embeddings
+    if data.ids is IdMapping.contiguous:
+        return None
+    _check_table_rows(data)
+    return data.num_embeddings
+
+
 def prepared_folder(data: DataConfig) -> Path:
     """The folder that was prepared for these options; nothing is made.
 
@@ -138,9 +154,7 @@ def _check_paths(data: DataConfig) -> None:
             raise UserError(f"data.{name} is empty; give a path, or leave the option out")
 
 
-def _check(data: DataConfig) -> None:
-    if not re.fullmatch(r"\w[\w.-]*", data.name):
-        raise UserError(f"data.name={data.name!r} names a folder: letters, digits, '.', '_' and '-' only")
+def _check_table_rows(data: DataConfig) -> None:
     if not _are_table_rows(data.table_rows):
         raise UserError(f"data.table_rows={data.table_rows}, expected {NUM_SPARSE} integers, 1 to {_INT32.max}")
     if not 1 <= data.min_table_rows <= data.max_table_rows <= _INT32.max:
@@ -148,6 +162,12 @@ def _check(data: DataConfig) -> None:
             f"data.min_table_rows={data.min_table_rows} and data.max_table_rows={data.max_table_rows}, "
             f"expected 1 <= min <= max <= {_INT32.max}"
         )
+
+
+def _check(data: DataConfig) -> None:
+    if not re.fullmatch(r"\w[\w.-]*", data.name):
+        raise UserError(f"data.name={data.name!r} names a folder: letters, digits, '.', '_' and '-' only")
+    _check_table_rows(data)
     at_least = {"workers": (data.workers, 1), "max_rejects": (data.max_rejects, 0), "min_count": (data.min_count, 1)}
     for name, (value, low) in at_least.items():
         if value is not None and value < low:

@@ -46,8 +46,16 @@ def _scaled(config: OptimizerConfig, num_groups: int) -> dict[str, float]:
 def table_sharder(config: OptimizerConfig, num_groups: int, device: torch.device) -> TableSharder:
     """TorchRec's sharder, carrying the tables' optimizer."""
     return TableSharder(
-        fused_params=fused_params(config, num_groups, device), prepare=lambda kernels: fuse_row_adam(config, kernels)
+        fused_params=fused_params(config, num_groups, device),
+        prepare=lambda kernels: fuse_row_adam(config, kernels),
+        state_bytes_per_row=lambda columns: 4 * _state_values_per_row(config.name, columns),
     )
+
+
+def _state_values_per_row(optimizer: TableOptimizer, columns: int) -> int:
+    """Moments of a row: fp32 values."""
+    elementwise = {TableOptimizer.sgd: 0, TableOptimizer.adagrad: columns, TableOptimizer.adam: 2 * columns}
+    return elementwise.get(optimizer, 1)
 
 
 def fused_params(config: OptimizerConfig, num_groups: int, device: torch.device) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Sparse2D(DMPCollection):
         sharders: carry the fused optimizer.
         device: of this rank.
         global_pg: all T ranks.
+        local_group_size: ranks of one group that share a host.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Sparse2D(DMPCollection):
         sharders: list[ModuleSharder[nn.Module]],
         device: torch.device,
         global_pg: dist.ProcessGroup,
+        local_group_size: int,
     ) -> None:
         inter_host = mesh.replicas is Replicas.inter_host
         if device.type != "cpu":
@@ -56,9 +58,10 @@ class Sparse2D(DMPCollection):
                 global_pg=global_pg,
                 sharders=sharders,
                 use_inter_host_allreduce=inter_host,
+                node_group_size=local_group_size,
             )
             return
-        self._init_on_cpu(module, mesh, plan, sharders, device, global_pg, inter_host)
+        self._init_on_cpu(module, mesh, plan, sharders, device, global_pg, inter_host, local_group_size)
 
     def _init_on_cpu(
         self,
@@ -69,6 +72,7 @@ class Sparse2D(DMPCollection):
         device: torch.device,
         global_pg: dist.ProcessGroup,
         inter_host: bool,
+        local_group_size: int,
     ) -> None:
         """Upstream's constructor, step for step, for the one context we use and without its CUDA assertion."""
         self._device = device
@@ -105,6 +109,7 @@ class Sparse2D(DMPCollection):
             sharding_pg=context.sharding_pg,
             replica_pg=context.replica_pg,
             device_mesh=context.device_mesh,
+            node_group_size=local_group_size,
             use_inter_host_allreduce=inter_host,
             sharding_strategy=context.sharding_strategy,
         )
