@@ -12,7 +12,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from sparse2d.config import DenseOptimizer, DenseOptimizerConfig, OptimizerConfig, TableOptimizer
-from sparse2d.optimizers.row_adam import FusedRowAdam, ReplicatedRowAdam
+from sparse2d.optimizers.rows import FusedRowAdam, ReplicatedRowAdam
 from sparse2d.parallel.plans import TableSharder
 
 _FUSED = {
@@ -61,7 +61,7 @@ def _state_values_per_row(optimizer: TableOptimizer, columns: int) -> int:
 def fused_params(config: OptimizerConfig, num_groups: int, device: torch.device) -> dict[str, Any]:
     """FBGEMM's kernel and its numbers, for TorchRec's sharders."""
     if config.name is TableOptimizer.adam and device.type == "cpu":
-        return {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0}  # see row_adam.py
+        return {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0}  # see rows.py
     params: dict[str, Any] = {"optimizer": _FUSED[config.name]}
     if config.name is TableOptimizer.sgd:
         return params | {"learning_rate": config.lr}
