@@ -6,7 +6,7 @@ import torch
 from ranks import TableRun
 from torch import Tensor
 
-from sparse2d.config import OptimizerConfig, ShardingKind, SyncMoments, TableOptimizer
+from sparse2d.config import Combine, OptimizerConfig, ShardingKind, SyncMoments, TableOptimizer
 from sparse2d.mesh import Mesh
 from sparse2d.optimizers import reference
 
@@ -22,19 +22,33 @@ class Table:
 
 
 def expected(run: TableRun, before: Tensor, table: str, num_ranks: int) -> Table:
-    """Every group steps on its own mean gradient, then replicas are averaged; the last replica."""
+    """Every group steps on its own mean gradient, then replicas are merged; the last replica."""
     mesh = Mesh(num_ranks, run.parallelism.num_groups)
     replicas = [Table(before.clone(), [torch.zeros_like(before) for _ in range(2)]) for _ in mesh.groups]
+    old = [before.clone(), *(torch.zeros_like(before) for _ in range(2))]
+    touched_since = torch.zeros(mesh.num_groups, len(before), dtype=torch.bool)
     snapshots: list[list[Tensor]] | None = None
     for step in range(len(run.ids)):
-        for replica, ranks in zip(replicas, mesh.groups, strict=True):
-            grads, touched = zip(*(gradient(run, step, rank, table) for rank in ranks), strict=True)
-            optimizer_step(run, replica, torch.stack(grads).mean(dim=0), torch.stack(touched).any(dim=0), step + 1)
+        of_groups = [
+            [torch.stack(parts) for parts in zip(*(gradient(run, step, rank, table) for rank in ranks), strict=True)]
+            for ranks in mesh.groups
+        ]
+        grads = torch.stack([grad.mean(dim=0) for grad, _ in of_groups])
+        touched = torch.stack([looked_up.any(dim=0) for _, looked_up in of_groups])
+        touched_since |= touched
+        if run.sync.combine is Combine.gradient:
+            grads, touched = grads.mean(dim=0, keepdim=True), touched.any(dim=0, keepdim=True)
+            grads, touched = grads.expand(mesh.num_groups, -1, -1), touched.expand(mesh.num_groups, -1)
+        if run.sync.combine is Combine.delta_sum:
+            grads = grads / mesh.num_groups
+        for number, replica in enumerate(replicas):
+            optimizer_step(run, replica, grads[number], touched[number], step + 1)
         if (step + 1) % run.sync.interval == 0:
-            _set_all([replica.weight for replica in replicas])
+            _merge(run, [replica.weight for replica in replicas], old[0], touched_since, is_moment=False)
             if run.sync.moments is SyncMoments.with_weights:
-                for moments in zip(*(replica.moments for replica in replicas), strict=True):
-                    _set_all(list(moments))
+                for number in range(2):
+                    moments = [replica.moments[number] for replica in replicas]
+                    _merge(run, moments, old[1 + number], touched_since, is_moment=True)
             if run.sync.moments is SyncMoments.delayed:
                 if snapshots is not None:
                     for number, snapshot in enumerate(snapshots):
@@ -42,7 +56,23 @@ def expected(run: TableRun, before: Tensor, table: str, num_ranks: int) -> Table
                         for moment, late in zip(own, reference.delayed_moments(own, snapshot), strict=True):
                             moment.copy_(late)
                 snapshots = [[replica.moments[number].clone() for replica in replicas] for number in range(2)]
+            touched_since.zero_()
     return replicas[-1]
+
+
+def _merge(run: TableRun, replicas: list[Tensor], old: Tensor, touched: Tensor, *, is_moment: bool) -> None:
+    """Set all replicas, and what is remembered as old, to what the rule makes of them."""
+    change = torch.stack([replica - old for replica in replicas]).sum(dim=0)
+    rule = run.sync.combine
+    if rule is Combine.delta_sum:
+        merged = old + change
+    elif rule is Combine.touch_mean:
+        count = touched.sum(dim=0).clamp(min=1).unsqueeze(1)
+        merged = old + change / (count if is_moment else count.sqrt())
+    else:
+        merged = old + change / len(replicas)
+    for replica in (*replicas, old):
+        replica.copy_(merged)
 
 
 def gradient(run: TableRun, step: int, rank: int, table: str) -> tuple[Tensor, Tensor]:
@@ -85,9 +115,3 @@ def _rowwise_step(run: TableRun, config: OptimizerConfig, weight: Tensor, grad: 
     scale = run.parallelism.num_groups if config.moment_scale == "auto" else config.moment_scale
     reference.rowwise_adagrad(weight, grad, row_moment, lr=config.lr, eps=config.eps, moment_scale=float(scale))
     moment.copy_(row_moment.unsqueeze(1).expand_as(moment))
-
-
-def _set_all(replicas: list[Tensor]) -> None:
-    mean = reference.average_replicas(replicas)
-    for replica in replicas:
-        replica.copy_(mean)

@@ -19,10 +19,18 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from sparse2d.config import OptimizerConfig, ParallelismConfig, Pipeline, SyncConfig, TableOptimizer, TrainConfig
+from sparse2d.config import (
+    Combine,
+    OptimizerConfig,
+    ParallelismConfig,
+    Pipeline,
+    SyncConfig,
+    TableOptimizer,
+    TrainConfig,
+)
 from sparse2d.data.batch import to_torchrec
 from sparse2d.data.dataset import open_dataset, train_batches
-from sparse2d.engine import build_engine
+from sparse2d.engine import build_averager, build_engine
 from sparse2d.errors import UserError
 from sparse2d.loop import evaluate
 from sparse2d.mesh import Mesh, process_group
@@ -35,7 +43,6 @@ from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.parallel.startup import check_start
 from sparse2d.parallel.tables import gather_moments, gather_tables, initialise_tables, local_shards
 from sparse2d.pipeline import TrainSteps
-from sparse2d.sync.averaging import ReplicaAverager
 
 CPU = torch.device("cpu")
 
@@ -212,7 +219,8 @@ def step_tables(runs: list[TableRun]) -> list[Stepped]:
 def _step_tables(run: TableRun, rank) -> Stepped:
     mesh = Mesh(rank.world_size, run.parallelism.num_groups, run.parallelism.replicas)
     module = PooledSum(run.shapes)
-    sharder = table_sharder(run.optimizer, mesh.num_groups, CPU)
+    fused = run.sync.combine is not Combine.gradient
+    sharder = table_sharder(run.optimizer, mesh.num_groups, CPU, fused=fused)
     batch = run.factors.shape[2]
     plan = make_plan(
         module,
@@ -226,7 +234,7 @@ def _step_tables(run: TableRun, rank) -> Stepped:
     model = shard_model(module, run.parallelism, mesh, plan, sharder, CPU)
     initialise_tables(model, run.shapes, seed=0)
     before = gather_tables(model, run.shapes)
-    averager = ReplicaAverager(model, run.sync) if isinstance(model, Sparse2D) else None
+    averager = build_averager(model, run.sync, run.optimizer) if isinstance(model, Sparse2D) else None
     for step in range(len(run.ids)):
         ids = torch.from_numpy(run.ids[step, rank.rank].reshape(-1))
         per_bag = len(ids) // (len(run.shapes) * batch)
@@ -240,7 +248,7 @@ def _step_tables(run: TableRun, rank) -> Stepped:
             averager.after_step(step + 1)
             if step + 1 == run.restart_at:
                 state = averager.state_dict()
-                averager = ReplicaAverager(model, run.sync)
+                averager = build_averager(model, run.sync, run.optimizer)
                 averager.load_state_dict(pickle.loads(pickle.dumps(state)))
     unequal_weights, unequal_moments = _unequal_rows(model, rank)
     return Stepped(
@@ -306,7 +314,7 @@ def pool_with_idle_ranks(
             )
             model = shard_model(module, layout, mesh, plan, sharder, CPU)
             initialise_tables(model, shapes, seed=0)
-            averager = ReplicaAverager(model, SyncConfig()) if isinstance(model, Sparse2D) else None
+            averager = build_averager(model, SyncConfig(), optimizer) if isinstance(model, Sparse2D) else None
             for step, ranks in enumerate(idle, start=1):
                 before = gather_tables(model, shapes)
                 ids = torch.full((0 if rank.rank in ranks else 2 * len(shapes),), rank.rank)

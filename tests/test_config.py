@@ -173,6 +173,27 @@ def test_averaging_is_for_2d_only(option, named, train_config):
         check_train(train_config(option, "parallelism=data_parallel"))
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["sync.combine=touch_mean", "sync.rows=all"], r"touch_mean needs sync\.rows=touched or auto"),
+        (["sync.combine=delta_sum", "sync.moments=never"], r"delta_sum needs sync\.moments=with_weights, not never"),
+        (["sync.combine=gradient", "sync.interval=2"], r"gradient needs sync\.interval=1"),
+        (
+            ["sync.combine=gradient", "sync.wire_dtype=bf16"],
+            r"gradient needs sync\.interval=1 and sync\.wire_dtype=fp32",
+        ),
+        (
+            ["sync.combine=delta_sum", "optimizer=momentum_scaled_rowwise_adagrad"],
+            r"delta_sum needs optimizer\.moment_scale=1 \(optimizer=rowwise_adagrad\), not auto",
+        ),
+    ],
+)
+def test_rules_are_refused_where_they_mean_nothing(options, text, train_config):
+    with pytest.raises(UserError, match=text):
+        check_train(train_config("parallelism=sparse_2d", *options))
+
+
 def test_all_rows_are_not_sent_as_bf16(train_config):
     with pytest.raises(UserError, match=r"needs sync\.rows=touched or auto"):
         check_train(train_config("parallelism=sparse_2d", "sync.wire_dtype=bf16", "sync.rows=all"))

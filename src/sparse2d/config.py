@@ -99,6 +99,15 @@ class SyncMoments(Enum):
     never = "never"
 
 
+class Combine(Enum):
+    """How the replicas of a row are merged: ``mean`` is the paper's; the others are defined in ``sync/combine.py``."""
+
+    mean = "mean"
+    delta_sum = "delta_sum"
+    touch_mean = "touch_mean"
+    gradient = "gradient"
+
+
 class WireDtype(Enum):
     """What touched rows are sent as: their values in fp32, or what changed in them in bf16 (summed in fp32)."""
 
@@ -263,6 +272,7 @@ class SyncConfig:
     # K, steps between averagings (1 = every step; above, local SGD, arXiv 1805.09767).
     interval: int = 1
     rows: SyncRows = SyncRows.auto
+    combine: Combine = Combine.mean
     moments: SyncMoments = SyncMoments.with_weights
     wire_dtype: WireDtype = WireDtype.fp32
 
@@ -440,8 +450,30 @@ def _check_parallelism(config: TrainConfig) -> None:
         )
     if config.plan_out is not None and not config.plan_only:
         raise UserError(f"plan_out={config.plan_out} has no effect without plan_only=true")
+    if config.sync.combine is not Combine.mean:
+        _check_combine(config)
     if not layout.sharding:
         raise UserError(f"parallelism.sharding is empty; name at least one of {[kind.name for kind in ShardingKind]}")
+
+
+def _check_combine(config: TrainConfig) -> None:
+    sync, rule = config.sync, config.sync.combine.name
+    if sync.rows is SyncRows.all:
+        raise UserError(
+            f"sync.combine={rule} needs sync.rows=touched or auto: old values are kept of touched rows only"
+        )
+    if sync.moments is not SyncMoments.with_weights:
+        raise UserError(f"sync.combine={rule} needs sync.moments=with_weights, not {sync.moments.name}")
+    if sync.combine is Combine.gradient and (sync.interval != 1 or sync.wire_dtype is not WireDtype.fp32):
+        raise UserError(
+            f"sync.combine=gradient needs sync.interval=1 and sync.wire_dtype=fp32, not {sync.interval} and "
+            f"{sync.wire_dtype.name}: gradients are averaged before every step"
+        )
+    if config.optimizer.moment_scale != 1:
+        raise UserError(
+            f"sync.combine={rule} needs optimizer.moment_scale=1 (optimizer=rowwise_adagrad), not "
+            f"{config.optimizer.moment_scale}: its moments grow as full model parallelism's do"
+        )
 
 
 def _check_model(model: ModelConfig) -> None:

@@ -10,7 +10,7 @@ from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_r
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from sparse2d.config import TrainConfig
+from sparse2d.config import Combine, OptimizerConfig, SyncConfig, TrainConfig
 from sparse2d.data.dataset import Dataset
 from sparse2d.mesh import Mesh, RankInfo
 from sparse2d.models.dlrm import build_dlrm
@@ -23,6 +23,7 @@ from sparse2d.parallel.tables import initialise_tables
 from sparse2d.parallel.torchrec_plans import table_configs
 from sparse2d.plan import Plan
 from sparse2d.sync.averaging import ReplicaAverager
+from sparse2d.sync.gradients import GradientAverager
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Engine:
 
     model: nn.Module
     optimizer: CombinedOptimizer
-    averager: ReplicaAverager | None
+    averager: ReplicaAverager | GradientAverager | None
     plan: PlanSummary
     placement: Plan
     table_shapes: dict[str, tuple[int, int]]
@@ -73,12 +74,18 @@ class Engine:
         return logits
 
 
+def build_averager(model: Sparse2D, sync: SyncConfig, optimizer: OptimizerConfig) -> ReplicaAverager | GradientAverager:
+    """What ``sync.combine`` asks for."""
+    return GradientAverager(model, optimizer) if sync.combine is Combine.gradient else ReplicaAverager(model, sync)
+
+
 def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: torch.device) -> Engine:
     """Build everything that ``config`` describes; a collective over all T ranks."""
     mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
     module = build_dlrm(config.model, dataset.num_embeddings, dataset.base_rate, config.seed, device)
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in table_configs(module)}
-    sharder = table_sharder(config.optimizer, mesh.num_groups, device)
+    fused = config.sync.combine is not Combine.gradient
+    sharder = table_sharder(config.optimizer, mesh.num_groups, device, fused=fused)
     world = dist.group.WORLD
     assert world is not None
     # One rank plans for all: hosts may differ in memory, and planning on every core at once takes longer than training.
@@ -101,7 +108,7 @@ def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: 
     return Engine(
         model=model,
         optimizer=build_optimizer(config.optimizer, model.fused_optimizer, dense),
-        averager=ReplicaAverager(model, config.sync) if isinstance(model, Sparse2D) else None,
+        averager=build_averager(model, config.sync, config.optimizer) if isinstance(model, Sparse2D) else None,
         plan=summary,
         placement=plan,
         table_shapes=shapes,

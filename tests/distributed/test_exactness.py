@@ -8,6 +8,7 @@ from configs import tiny_train
 from ranks import Trained, train_all, weights_around_evaluation
 
 from sparse2d.config import (
+    Combine,
     DenseOptimizer,
     ParallelismConfig,
     ParallelismKind,
@@ -168,3 +169,20 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_dataset):
 def test_evaluation_changes_nothing(tmp_path, tiny_dataset):
     config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=2, num_groups=2, **ADAGRAD)
     assert run_ranks(weights_around_evaluation, config, tiny_dataset, num_ranks=2)
+
+
+@pytest.mark.parametrize("optimizer", [TableOptimizer.rowwise_adagrad, TableOptimizer.adam, TableOptimizer.adagrad])
+def test_averaged_gradients_equal_full_model_parallelism(optimizer, tmp_path, tiny_dataset):
+    """After 50 steps at a rate that moves weights by more than a hundredth; the moments, too."""
+    options = {"num_ranks": 4, "sharding": [ShardingKind.table_wise], "optimizer": optimizer}
+    full_mp = tiny_train(tmp_path, **options)
+    two_d = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_groups=2, **options)
+    two_d.sync.combine = Combine.gradient
+    full_mp.global_batch_size = two_d.global_batch_size = 24
+    start, *_ = run_ranks(train_all, [full_mp], tiny_dataset, 0, num_ranks=4)
+    one, other = run_ranks(train_all, [full_mp, two_d], tiny_dataset, 50, num_ranks=4)
+    assert largest_difference(start, one) > 1e-2
+    assert largest_difference(one, other) < 1e-5
+    for moments, others in zip(one.moments, other.moments, strict=True):
+        for table in moments:
+            torch.testing.assert_close(moments[table], others[table], atol=1e-6, rtol=1e-4)

@@ -43,11 +43,17 @@ def _scaled(config: OptimizerConfig, num_groups: int) -> dict[str, float]:
     return {"lr": config.lr * root, "eps": config.eps * root}
 
 
-def table_sharder(config: OptimizerConfig, num_groups: int, device: torch.device) -> TableSharder:
-    """TorchRec's sharder, carrying the tables' optimizer."""
+# A kernel that leaves its rows alone: whoever updates them gets their gradients from ``RowGradients``.
+_LOOKUP_ONLY = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0}
+
+
+def table_sharder(
+    config: OptimizerConfig, num_groups: int, device: torch.device, *, fused: bool = True
+) -> TableSharder:
+    """TorchRec's sharder, carrying the tables' optimizer if that is ``fused`` into their lookups."""
     return TableSharder(
-        fused_params=fused_params(config, num_groups, device),
-        prepare=lambda kernels: fuse_row_adam(config, kernels),
+        fused_params=fused_params(config, num_groups, device) if fused else dict(_LOOKUP_ONLY),
+        prepare=lambda kernels: fuse_row_adam(config, kernels) if fused else None,
         state_bytes_per_row=lambda columns: 4 * _state_values_per_row(config.name, columns),
     )
 
@@ -61,7 +67,7 @@ def _state_values_per_row(optimizer: TableOptimizer, columns: int) -> int:
 def fused_params(config: OptimizerConfig, num_groups: int, device: torch.device) -> dict[str, Any]:
     """FBGEMM's kernel and its numbers, for TorchRec's sharders."""
     if config.name is TableOptimizer.adam and device.type == "cpu":
-        return {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0}  # see rows.py
+        return dict(_LOOKUP_ONLY)
     params: dict[str, Any] = {"optimizer": _FUSED[config.name]}
     if config.name is TableOptimizer.sgd:
         return params | {"learning_rate": config.lr}

@@ -2,16 +2,17 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from sparse2d.config import SyncConfig, SyncMoments, SyncRows, WireDtype
+from sparse2d.config import Combine, SyncConfig, SyncMoments, SyncRows, WireDtype
 from sparse2d.parallel.sparse_2d import Sparse2D
-from sparse2d.sync.collectives import gather_keys, mean_bf16, mean_fp32
+from sparse2d.sync.collectives import Exchange, flatten
+from sparse2d.sync.combine import scale_gradients, share
 from sparse2d.sync.rows import RowsByShard, RowValues, ShardRows, State
 from sparse2d.sync.touched import Touched, TouchedRows, distinct
 
@@ -52,8 +53,8 @@ class ReplicaAverager:
     def __init__(self, model: Sparse2D, config: SyncConfig) -> None:
         self._model = model
         self._config = config
-        self._group = model.replica_pg
         self._rows = ShardRows(model)
+        self._exchange = Exchange(model.replica_pg, self._rows.num_rows)
         # What one averaging makes equal at once.
         self._state = [State.weights]
         if config.moments is SyncMoments.with_weights:
@@ -65,13 +66,22 @@ class ReplicaAverager:
         if config.rows is SyncRows.all:
             self._averages_all = [True] * len(self._rows.shards)
         else:
-            self._touched = TouchedRows(self._rows, keep=self._state if config.wire_dtype is WireDtype.bf16 else ())
-            if config.rows is SyncRows.touched:
+            needs_changes = config.wire_dtype is WireDtype.bf16 or config.combine is not Combine.mean
+            self._touched = TouchedRows(self._rows, keep=self._state if needs_changes else ())
+            # Changes are known of touched rows only.
+            if config.rows is SyncRows.touched or config.combine is not Combine.mean:
                 self._averages_all = [False] * len(self._rows.shards)
         if self._rows.device.type == "cpu":
             model.set_all_reduce_hook(self._mean_over_gloo)
         self.durations_s: list[float] = []
-        self.payloads_bytes: list[int] = []
+        if config.combine is Combine.delta_sum:
+            for kernel in self._rows.kernels:
+                scale_gradients(kernel.emb_module, 1 / self._exchange.size)
+
+    @property
+    def payloads_bytes(self) -> list[int]:
+        """Bytes that this rank handed to collectives, for each averaging."""
+        return self._exchange.payloads_bytes
 
     def after_step(self, step: int) -> None:
         """Average if ``step`` (1-based) is a multiple of K."""
@@ -82,8 +92,10 @@ class ReplicaAverager:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace weights, and moments if configured, by their mean over the replicas; a collective over them."""
-        self.payloads_bytes.append(0)
+        """Merge weights, and moments if configured, over the replicas; a collective over them."""
+        if not self._rows.shards:
+            return
+        self._exchange.begin()
         self._apply_delayed()
         if self._touched is None:
             rows: list[Tensor | None] = [None] * len(self._rows.shards)
@@ -91,12 +103,12 @@ class ReplicaAverager:
             self._model.sync(include_optimizer_state=State.moments in self._state)
         else:
             touched = self._touched.take()
-            rows = self._agree_on_rows(touched.keys)
-            self._average(rows, touched)
+            rows, touching = self._agree_on_rows(touched.keys)
+            self._average(rows, touching, touched)
         self._send_moments(rows)
 
-    def _agree_on_rows(self, keys: Tensor) -> list[Tensor | None]:
-        """Rows of each shard that any replica touched; None where all are averaged anyway.
+    def _agree_on_rows(self, keys: Tensor) -> tuple[list[Tensor | None], list[Tensor]]:
+        """Rows of each shard that any replica touched (None where all are averaged anyway), and how many did.
 
         Args:
             keys: what this rank touched, sorted.
@@ -105,15 +117,17 @@ class ReplicaAverager:
             own = self._rows.split(keys)
             kept = [rows + self._rows.starts[i] for i, rows in enumerate(own) if not self._averages_all[i]]
             keys = torch.cat([keys[:0], *kept])
-        # Keys fit into 32 bits unless a rank holds more than two billion rows.
-        compact = keys.int() if self._rows.num_rows < 2**31 else keys
-        gathered = torch.cat(gather_keys(compact, self._group)).long()
-        self._count(compact, compact.element_size())
+        gathered = self._exchange.all_keys(keys)
         union = distinct(gathered, self._rows.num_rows)
         rows = self._rows.split(union)
         if self._averages_all is None:
             self._averages_all = self._choose(gathered, rows)
-        return [None if is_all else part for is_all, part in zip(self._averages_all, rows, strict=True)]
+        touching: list[Tensor] = []
+        if self._config.combine is Combine.touch_mean:
+            count = torch.ones_like(gathered, dtype=torch.float32)
+            counts = count.new_zeros(len(union)).index_add_(0, torch.searchsorted(union, gathered), count)
+            touching = list(counts.split([len(part) for part in rows]))
+        return [None if is_all else part for is_all, part in zip(self._averages_all, rows, strict=True)], touching
 
     def _choose(self, gathered: Tensor, union: list[Tensor]) -> list[bool]:
         """``auto``: for each shard whether averaging all rows sends fewer bytes than keys and touched rows.
@@ -123,12 +137,11 @@ class ReplicaAverager:
         """
         row_bytes = self._rows.row_bytes(self._state)
         narrow = 2 if self._config.wire_dtype is WireDtype.bf16 else 1
-        key_bytes = 4 if self._rows.num_rows < 2**31 else 8
         choice = []
         for shard, keys, rows, size in zip(
             self._rows.shards, self._rows.split(gathered.sort().values), union, row_bytes, strict=True
         ):
-            touched = key_bytes * len(keys) + 2 * len(rows) * size / narrow
+            touched = self._exchange.key_bytes * len(keys) + 2 * len(rows) * size / narrow
             choice.append(touched >= 2 * len(shard.weight) * size)
         log.info(
             "averaging the touched rows of %d shards on this rank and all rows of the other %d, by bytes",
@@ -137,17 +150,17 @@ class ReplicaAverager:
         )
         return choice
 
-    def _average(self, rows: RowsByShard, touched: Touched) -> None:
-        """Average the state of some rows."""
+    def _average(self, rows: RowsByShard, touching: Sequence[Tensor], touched: Touched) -> None:
+        """Merge the state of some rows."""
         now = self._rows.read(rows, self._state)
         if touched.before is None:
-            self._mean(now.flat)
+            self._exchange.mean(now.flat)
         else:
-            self._mean_of_changes(now, rows, touched)
+            self._combine_changes(now, rows, touching, touched)
         self._rows.write(rows, self._state, now.parts)
 
-    def _mean_of_changes(self, now: RowValues, rows: RowsByShard, touched: Touched) -> None:
-        """Average ``now`` in place, sending as bf16 what changed in touched rows since all replicas were equal.
+    def _combine_changes(self, now: RowValues, rows: RowsByShard, touching: Sequence[Tensor], touched: Touched) -> None:
+        """Merge ``now`` in place from what changed in touched rows since all replicas were equal.
 
         A weight sent as bf16 would keep 8 bits of itself; of what changed in it they are enough.
         """
@@ -157,7 +170,7 @@ class ReplicaAverager:
         remaining, kept = iter(now.parts), iter(touched.before)
         for index, tensors in enumerate(self._rows.tensors(self._state)):
             union = rows[index]
-            for _ in tensors:
+            for number in range(len(tensors)):
                 value, mine = next(remaining), next(kept)
                 if union is None:
                     whole.append(value)
@@ -165,24 +178,25 @@ class ReplicaAverager:
                 # Rows that only other replicas touched hold what they held before.
                 before = value.clone()
                 before[torch.searchsorted(union, own[index])] = mine
-                changed.append((value, before))
-        change = _flatten([value - before for value, before in changed], self._rows.device)
-        self._count(change, 2)
-        changes = mean_bf16(change, self._group).split([value.numel() for value, _ in changed])
-        for (value, before), part in zip(changed, changes, strict=True):
-            torch.add(before, part.view_as(before), out=value)
-        self._mean_together(whole)
+                count = touching[index] if touching else None
+                changed.append((value, before, share(self._config.combine, self._exchange.size, count, number > 0)))
+        change = flatten([value - before for value, before, _ in changed], self._rows.device)
+        mean = self._exchange.mean_bf16 if self._config.wire_dtype is WireDtype.bf16 else self._exchange.mean
+        changes = mean(change).split([value.numel() for value, *_ in changed])
+        for (value, before, factor), part in zip(changed, changes, strict=True):
+            step = part.view_as(before)
+            if isinstance(factor, Tensor):
+                factor = factor.view(-1, *[1] * (value.dim() - 1))
+            torch.add(before, step * factor, out=value)
+        self._exchange.mean_together(whole)
 
     def _send_moments(self, rows: list[Tensor | None]) -> None:
         """``delayed``: start to average the moments as they are now."""
         if self._config.moments is not SyncMoments.delayed:
             return
         snapshot = self._rows.read(rows, [State.moments])
-        mean = snapshot.flat.clone()
-        self._count(mean, mean.element_size())
-        self._delayed = DelayedMoments(
-            rows, snapshot.flat, mean, dist.all_reduce(mean, group=self._group, async_op=True)
-        )
+        total = snapshot.flat.clone()
+        self._delayed = DelayedMoments(rows, snapshot.flat, total, self._exchange.start_sum(total))
 
     def _apply_delayed(self) -> None:
         """``delayed``: take in what was sent at the last averaging (formula: ``reference.delayed_moments``)."""
@@ -199,32 +213,16 @@ class ReplicaAverager:
     def _wait_for_delayed(self) -> DelayedMoments | None:
         if self._delayed is not None and self._delayed.work is not None:
             self._delayed.work.wait()
-            self._delayed.mean.div_(dist.get_world_size(self._group))
+            self._delayed.mean.div_(self._exchange.size)
             self._delayed.work = None
         return self._delayed
 
     def _mean_over_gloo(self, tensors: list[Tensor]) -> None:
         """Upstream's hook: gloo has no average."""
-        self._mean_together([tensor for tensor in tensors if tensor.numel() < REDUCED_ALONE])
+        self._exchange.mean_together([tensor for tensor in tensors if tensor.numel() < REDUCED_ALONE])
         for tensor in tensors:
             if tensor.numel() >= REDUCED_ALONE:
-                self._mean(tensor)
-
-    def _mean_together(self, tensors: list[Tensor]) -> None:
-        """Average some tensors in place in one collective: one for each would cost 26 latencies."""
-        flat = _flatten(tensors, self._rows.device)
-        self._mean(flat)
-        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(mean.view_as(tensor))
-
-    def _mean(self, values: Tensor) -> None:
-        """Average a tensor in place."""
-        if values.numel():
-            self._count(values, values.element_size())
-            mean_fp32(values, self._group)
-
-    def _count(self, sent: Tensor, element_bytes: int) -> None:
-        self.payloads_bytes[-1] += sent.numel() * element_bytes
+                self._exchange.mean(tensor)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep of this rank besides weights and moments; plain tensors, lists and numbers."""
@@ -243,7 +241,3 @@ class ReplicaAverager:
         if self._touched is not None:
             self._touched.load_state_dict(state["touched"])
         self._delayed = None if state["delayed"] is None else DelayedMoments(**state["delayed"])
-
-
-def _flatten(tensors: list[Tensor], device: torch.device) -> Tensor:
-    return torch.cat([torch.empty(0, device=device), *(tensor.reshape(-1) for tensor in tensors)])
