@@ -7,6 +7,7 @@ from pathlib import Path
 from hydra import initialize_config_dir
 
 from sparse2d.config import (
+    CheckpointConfig,
     DataConfig,
     DataSource,
     DenseOptimizer,
@@ -19,6 +20,7 @@ from sparse2d.config import (
     ParallelismKind,
     ShardingKind,
     SyncConfig,
+    SyncMoments,
     SyntheticConfig,
     TableOptimizer,
     TrackingConfig,
@@ -79,6 +81,8 @@ def tiny_train(
     moment_scale: float | str = 1.0,
     dense: DenseOptimizer = DenseOptimizer.sgd,
     interval: int = 1,
+    moments: SyncMoments = SyncMoments.with_weights,
+    save_every: int | None = None,
 ) -> TrainConfig:
     """A model of 8-dimensional tables that trains in milliseconds."""
     return TrainConfig(
@@ -92,7 +96,7 @@ def tiny_train(
         parallelism=ParallelismConfig(
             kind=kind, num_groups=num_groups, sharding=sharding or ParallelismConfig().sharding
         ),
-        sync=SyncConfig(interval=interval),
+        sync=SyncConfig(interval=interval, moments=moments),
         optimizer=OptimizerConfig(
             name=optimizer,
             lr=20.0 if optimizer is TableOptimizer.sgd else 0.1,
@@ -100,5 +104,6 @@ def tiny_train(
             dense=DenseOptimizerConfig(name=dense, lr=0.1),
         ),
         launch=LaunchConfig(num_ranks=num_ranks, device=Device.cpu),
+        checkpoint=CheckpointConfig(interval=save_every),
         tracking=TrackingConfig(mode=WandbMode.disabled),
     )

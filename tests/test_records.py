@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from sparse2d.config import TrainConfig
+from sparse2d.errors import UserError
 from sparse2d.records import MetricsFile, RunDirectory, fingerprint, plain, write_atomically
 
 DIGEST = "0" * 64
@@ -23,7 +24,7 @@ DIGEST = "0" * 64
 SOURCE = {"data.path", "data.raw_dir", "data.days", "data.workers", "data.on_bad_line", "data.max_rejects"}
 # And the plan's for the path of its file.
 PLAN = {"plan_only", "plan_out", "parallelism.plan_file"}
-IGNORED = {"results_dir", "rerun", "data.out_dir", "data.vocabulary"} | SOURCE | PLAN
+IGNORED = {"results_dir", "rerun", "data.out_dir", "data.vocabulary", "launch.max_restarts"} | SOURCE | PLAN
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -59,7 +60,8 @@ def test_every_option_but_where_and_how_it_is_watched_changes_the_fingerprint(tr
         if fingerprint(config, DIGEST) == before:
             unchanged.add(name)
         setattr(owner, field, value)
-    assert unchanged == IGNORED | {name for name, _, _ in leaves(config) if name.startswith("tracking.")}
+    ours = {name for name, _, _ in leaves(config) if name.startswith(("tracking.", "checkpoint."))}
+    assert unchanged == (IGNORED | ours) - {"checkpoint.resume"}
     assert fingerprint(config, DIGEST) == before
     assert fingerprint(config, "1" * 64) != before
     assert fingerprint(config, DIGEST, plan_digest=DIGEST) != before
@@ -102,6 +104,49 @@ def test_a_run_has_its_own_folder_and_no_record_until_it_ends(tmp_path):
     written = run.finish("completed", None, {"eval": {"ne": 0.9, "auc": None}})
     assert run.completed_record() == written == json.loads((run.path / "record.json").read_text())
     assert sorted(path.name for path in run.path.iterdir() if path.name != ".lock") == ["config.yaml", "record.json"]
+
+
+def test_checkpoints_and_what_goes_with_them_stay_unless_the_run_starts_anew(tmp_path):
+    def begun(is_restart: bool = False, **options) -> set[str]:
+        config = tiny_train(tmp_path, save_every=2)
+        config.rerun = options.pop("rerun", False)
+        for name, value in options.items():
+            setattr(config.checkpoint, name, value)
+        run = RunDirectory(config, DIGEST)
+        for name in ("record.json", "metrics.jsonl", "run.log", "checkpoints/step-00000002/manifest.json"):
+            (run.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (run.path / name).touch()
+        run.begin(is_restart)
+        left = {path.name for path in run.path.iterdir()} - {".lock", "config.yaml"}
+        run.finish("failed", "why", {})
+        return left
+
+    goes_on = {"metrics.jsonl", "run.log", "checkpoints"}
+    assert begun() == goes_on
+    assert begun(resume="never") == set()
+    assert begun(rerun=True) == set()
+    # The launcher has started the ranks again: what this very run has saved is not thrown away.
+    assert begun(is_restart=True, resume="never") == begun(is_restart=True, rerun=True) == goes_on
+    assert begun(interval=None) == {"checkpoints"}
+
+
+def test_a_folder_that_cannot_be_written_stays_unlocked(tmp_path):
+    run = RunDirectory(tiny_train(tmp_path), DIGEST)
+    (run.path / "config.yaml").mkdir(parents=True)
+    with pytest.raises(UserError, match="must be writable"):
+        run.begin()
+    (run.path / "config.yaml").rmdir()
+    RunDirectory(tiny_train(tmp_path), DIGEST).begin()
+
+
+def test_points_of_undone_steps_go(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "rows": step}) + "\n" for step in (5, 10, 15)]
+    path.write_text("".join(lines) + json.dumps({"step": 10, "eval/ne": 1}) + "\n" + '{"step": 1')
+    MetricsFile(path, done_steps=10).close()
+    assert path.read_text() == "".join(lines[:2])
+    MetricsFile(path).close()
+    assert path.read_text() == ""
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted"])

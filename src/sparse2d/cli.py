@@ -18,7 +18,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 
 from sparse2d.config import conf_dir, register_schemas
 from sparse2d.errors import UserError
-from sparse2d.launch import RanksFailedError, terminate
+from sparse2d.launch import RanksFailedError
+from sparse2d.preemption import EXIT_CODE, terminate
 
 log = logging.getLogger(__name__)
 C = TypeVar("C")
@@ -35,6 +36,7 @@ def run_entry_point(name: str, schema: type[C], task: Callable[[C], None]) -> No
     # Hydra would print its own, longer story and exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, _interrupt_once)
     # argparse refuses overrides on both sides of a flag: -m goes first.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     register_schemas()
@@ -61,7 +63,7 @@ def run_entry_point(name: str, schema: type[C], task: Callable[[C], None]) -> No
         print(f"sparse2d.{name}: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except SystemExit as end:
-        if end.code == 128 + signal.SIGTERM:
+        if end.code == EXIT_CODE:
             print(f"sparse2d.{name}: terminated", file=sys.stderr)
         raise
     except ValueError as error:
@@ -71,6 +73,12 @@ def run_entry_point(name: str, schema: type[C], task: Callable[[C], None]) -> No
         groups = ", ".join(sorted(_groups()))
         print(f"sparse2d.{name}: error: {error}; each group ({groups}) takes one of its names", file=sys.stderr)
         sys.exit(1)
+
+
+def _interrupt_once(*_: Any) -> None:
+    """The first Ctrl-C ends the run in order; more of them would only cut that short and leave ranks behind."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def refuse_unknown(config: DictConfig, schema: type[Any]) -> None:

@@ -313,6 +313,30 @@ class LaunchConfig:
     num_ranks: int = 8
     threads_per_rank: int = 1
     device: Device = Device.auto
+    # How often ranks are started again after a failure, from the last checkpoint (torchrun has --max-restarts).
+    max_restarts: int = 0
+
+
+@dataclass
+class CheckpointConfig:
+    """Checkpoints in ``<run>/checkpoints/``, and what a stopped run goes on from; none of it changes a result."""
+
+    # Steps between checkpoints; there is one at the end, too. null = none.
+    interval: int | None = None
+    # How many are kept while the run goes on; a finished run keeps the last one.
+    keep: int = 2
+    # Write them beside training, from a copy in host memory.
+    asynchronous: bool = True
+    # "auto" goes on from the run's newest sound one, "never" starts anew. A path (a step-* folder, or the newest one in
+    # a folder) is loaded, whatever layout wrote it, unless the run has checkpoints of its own already.
+    resume: str = "auto"
+    # Seconds that ranks get after SIGTERM to finish their step and write one.
+    grace_s: int = 25
+
+    @property
+    def resume_path(self) -> Path | None:
+        """The path, if ``resume`` is one."""
+        return None if self.resume in ("auto", "never") else Path(self.resume)
 
 
 @dataclass
@@ -354,6 +378,7 @@ class TrainConfig:
     sync: SyncConfig = field(default_factory=SyncConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
@@ -399,12 +424,25 @@ def _check_numbers(config: TrainConfig) -> None:
         "launch.threads_per_rank": config.launch.threads_per_rank,
         "parallelism.num_groups": config.parallelism.num_groups,
         "parallelism.ranks_per_host": config.parallelism.ranks_per_host,
+        "checkpoint.interval": config.checkpoint.interval,
+        "checkpoint.keep": config.checkpoint.keep,
         "data.train_rows": config.data.train_rows,
         "data.eval_rows": config.data.eval_rows,
     }
     for name, value in at_least_one.items():
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1")
+    for name, value in {
+        "launch.max_restarts": config.launch.max_restarts,
+        "checkpoint.grace_s": config.checkpoint.grace_s,
+    }.items():
+        if value < 0:
+            raise UserError(f"{name}={value} must be at least 0")
+    if config.launch.max_restarts and config.checkpoint.interval is None:
+        raise UserError(
+            f"launch.max_restarts={config.launch.max_restarts} needs checkpoint.interval: without checkpoints each "
+            "restart would begin anew"
+        )
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed={config.seed} must be in [0, 2**32)")
 

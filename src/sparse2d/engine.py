@@ -67,6 +67,16 @@ class Engine:
         if self.averager is not None:
             self.averager.after_step(step)
 
+    def rehearse(self, batch: Batch) -> None:
+        """Forward and backward whose effects the caller overwrites, as loading a checkpoint does.
+
+        DistributedDataParallel deals its buckets anew for its third backward (measured, torch 2.13). That decides in
+        which order gradients of three or more ranks are summed, so a resumed run has to have as many backwards behind
+        it as an undisturbed one, or two.
+        """
+        loss, _ = self.model(batch)
+        loss.backward()
+
     @torch.no_grad()
     def predict(self, batch: Batch) -> Tensor:
         """Logits [b] of this rank's rows; changes neither weights nor optimizer state."""

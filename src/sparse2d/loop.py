@@ -3,7 +3,8 @@
 import logging
 import math
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from scipy.special import logit
+from torchrec.datasets.utils import Batch
 
+from sparse2d.checkpoint.checkpointer import Checkpointer, Resumed
+from sparse2d.checkpoint.local_state import seed_rng
 from sparse2d.config import Device, TrainConfig
 from sparse2d.data.batch import to_torchrec
 from sparse2d.data.dataset import (
@@ -28,6 +32,7 @@ from sparse2d.engine import Engine, build_engine
 from sparse2d.errors import UserError
 from sparse2d.mesh import RankInfo, process_group, rank_from_env
 from sparse2d.metrics import Metrics, evaluate_logits, normalized_entropy
+from sparse2d.preemption import PreemptedError, StopRequest
 from sparse2d.records import peak_rss_bytes, plain
 from sparse2d.runlog import RunLog, configure_rank_logging
 from sparse2d.timing import StepTimer
@@ -64,10 +69,15 @@ def run_rank(job: Job) -> dict[str, Any]:
     dataset = open_dataset(job.dataset, config.data.train_rows, config.data.eval_rows, config.data.multi_hot)
     with process_group(device), ExitStack() as stack:
         engine = build_engine(config, dataset, rank, device)
+        seed_rng(config.seed, rank.rank)
         startup_s = time.time() - job.launched_at
-        log.info("%d ranks ready after %.1f s", rank.world_size, startup_s)
-        run_log = stack.enter_context(RunLog(config, job.run_dir, job.fingerprint, rank.is_first))
-        train_results = train(engine, config, dataset, rank, run_log)
+        log.info("%d ranks ready after %.1f s%s", rank.world_size, startup_s, _attempt(rank))
+        checkpointer = stack.enter_context(
+            Checkpointer(config, engine, rank, job.run_dir / "checkpoints", job.fingerprint, dataset.digest)
+        )
+        resumed = checkpointer.resume(lambda: engine.rehearse(first_batch(engine, config, dataset, rank)))
+        run_log = stack.enter_context(RunLog(config, job.run_dir, job.fingerprint, rank.is_first, resumed.step))
+        train_results = train(engine, config, dataset, rank, run_log, checkpointer, resumed)
         metrics, baseline = evaluate(engine, config, dataset, rank)
         results = {
             "data": {
@@ -86,7 +96,12 @@ def run_rank(job: Job) -> dict[str, Any]:
         }
         run_log.log({"step": train_results["steps"]} | {f"eval/{key}": value for key, value in asdict(metrics).items()})
         run_log.summarise({"ne": metrics.ne, "auc": metrics.auc, "qps": train_results["qps"]})
+        checkpointer.keep_only_newest()
     return {key: plain(value) for key, value in results.items()}
+
+
+def _attempt(rank: RankInfo) -> str:
+    return f", started again for the {rank.restart_count}. time" if rank.restart_count else ""
 
 
 def choose_device(wanted: Device, rank: RankInfo) -> torch.device:
@@ -108,32 +123,59 @@ def choose_device(wanted: Device, rank: RankInfo) -> torch.device:
     return device
 
 
-def train(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo, run_log: RunLog) -> dict[str, Any]:
-    """One pass over the training rows in time order; returns the record's ``train`` part."""
+def train(
+    engine: Engine,
+    config: TrainConfig,
+    dataset: Dataset,
+    rank: RankInfo,
+    run_log: RunLog,
+    checkpointer: Checkpointer,
+    resumed: Resumed,
+) -> dict[str, Any]:
+    """The rest of one pass over the training rows in time order; returns the record's ``train`` part.
+
+    Raises:
+        PreemptedError: if the ranks were told to end; there is a checkpoint of the last step, then.
+    """
     batch_size, total = config.global_batch_size, num_train_steps(dataset, config.global_batch_size)
     steps = min(total, config.max_steps or total)
     if dropped := dropped_rows(dataset, batch_size):
         log.info("the last %d training rows fill no batch of %d and are dropped", dropped, batch_size)
-    timer = StepTimer(min(WARMUP_STEPS, steps // 2), synchronise=dist.barrier)
-    window = Window(rank)
+    if resumed.step > steps:
+        raise UserError(f"{resumed.path} is of step {resumed.step}, beyond the {steps} steps of this run")
+    warmup_steps = min(WARMUP_STEPS, (steps - resumed.step) // 2)
+    timer = StepTimer(warmup_steps, synchronise=dist.barrier)
+    window = Window(rank, resumed.window)
     seed = config.data.shuffle_seed
     batches = prefetch(
-        train_batches(dataset, batch_size, rank.rank, rank.world_size, max_steps=steps, shuffle_seed=seed)
+        train_batches(dataset, batch_size, rank.rank, rank.world_size, resumed.step, steps, shuffle_seed=seed)
     )
+    loss_last = resumed.loss_last
     engine.model.train()
     run_log.start_training(steps)
-    for step in range(1, steps + 1):
-        with timer.step(batch_size):
-            batch = next(batches)
-            loss = engine.train_step(to_torchrec(batch, engine.device), step)
-            if engine.device.type == "cuda":
-                # Kernels are only queued when the call returns; without this the clock would miss most of their time.
-                torch.cuda.synchronize(engine.device)
-        window.add(step, loss, float(batch.labels.sum()), len(batch.labels))
-        run_log.advance()
-        if step % config.log_every == 0 or step == steps:
-            point = window.reduce() | {"qps": timer.qps}
-            run_log.log({"step": step, "rows": step * batch_size} | point)
+    with _stop_request(checkpointer) as stop:
+        for step in range(resumed.step + 1, steps + 1):
+            with timer.step(batch_size):
+                batch = next(batches)
+                loss = engine.train_step(to_torchrec(batch, engine.device), step)
+                if engine.device.type == "cuda":
+                    # Kernels are only queued when the call returns; without this the clock would miss most of their
+                    # time.
+                    torch.cuda.synchronize(engine.device)
+            window.add(step, loss, float(batch.labels.sum()), len(batch.labels))
+            run_log.advance()
+            if step % config.log_every == 0 or step == steps:
+                point = window.reduce()
+                loss_last = point["loss"]
+                run_log.log({"step": step, "rows": step * batch_size} | point | {"qps": timer.qps})
+            checkpointer.poll()
+            ends = stop is not None and stop.agreed()
+            if ends or step == steps or checkpointer.is_due(step):
+                # A run must not go on from weights that are no numbers.
+                window.refuse_non_finite()
+                checkpointer.save(step, window.state_dict(), loss_last, waits=ends or step == steps)
+            if ends:
+                raise PreemptedError(f"stopped after step {step} of {steps}; the same command goes on from there")
     percentiles = {
         name: None if value is None else _over_ranks(value, dist.ReduceOp.MAX)
         for name, value in timer.percentiles_ms().items()
@@ -141,28 +183,64 @@ def train(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo,
     return {
         "rows": steps * batch_size,
         "steps": steps,
+        "resumed_step": resumed.step,
         "dropped_rows": len(dataset.train) - steps * batch_size,
         "qps": None if timer.qps is None else _over_ranks(timer.qps, dist.ReduceOp.MIN),
         "step_ms": percentiles,
-        "loss_last": point["loss"],
-        "warmup_steps": min(WARMUP_STEPS, steps // 2),
+        "loss_last": loss_last,
+        "warmup_steps": warmup_steps,
         "threads_per_rank": config.launch.threads_per_rank,
         "device": engine.device.type,
     }
 
 
+@contextmanager
+def _stop_request(checkpointer: Checkpointer) -> Iterator[StopRequest | None]:
+    """Ranks may be told to end between steps, if there are checkpoints to go on from."""
+    if not checkpointer.is_on:
+        yield None
+        return
+    stop = StopRequest()
+    with stop.deferring_signals():
+        yield stop
+        stop.finish()
+
+
+def first_batch(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo) -> Batch:
+    """This rank's rows of the first step."""
+    batches = train_batches(dataset, config.global_batch_size, rank.rank, rank.world_size, max_steps=1)
+    return to_torchrec(next(batches), engine.device)
+
+
 class Window:
     """Loss and NE over the rows since the last logged point, each row scored before the model trained on it."""
 
-    def __init__(self, rank: RankInfo) -> None:
+    def __init__(self, rank: RankInfo, state: Mapping[str, Any] | None = None) -> None:
         self._rank = rank
-        self._clear()
+        state = state or {}
+        self._first_step: int | None = state.get("first_step")
+        self._losses: list[torch.Tensor] = list(state.get("losses", ()))
+        self._positives: float = state.get("positives", 0.0)
+        self._rows: int = state.get("rows", 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to reduce to the same bits; empty right after a reduction."""
+        if self._first_step is None:
+            return {}
+        return {
+            "first_step": self._first_step,
+            "losses": self._stacked(),
+            "positives": self._positives,
+            "rows": self._rows,
+        }
+
+    def _stacked(self) -> torch.Tensor:
+        """All losses, on the device of the last one: those of a checkpoint come from the host."""
+        device = self._losses[-1].device
+        return torch.stack([loss.to(device) for loss in self._losses])
 
     def _clear(self) -> None:
-        self._first_step: int | None = None
-        self._losses: list[torch.Tensor] = []
-        self._positives = 0.0
-        self._rows = 0
+        self._first_step, self._losses, self._positives, self._rows = None, [], 0.0, 0
 
     def add(self, step: int, loss: torch.Tensor, positives: float, rows: int) -> None:
         """Take this rank's mean loss over ``rows`` rows; it stays on the device until ``reduce``."""
@@ -177,8 +255,8 @@ class Window:
         Raises:
             UserError: on every rank, if a loss was not finite, with the first such step and rank.
         """
-        losses = torch.stack(self._losses).double().cpu()
-        self._refuse_non_finite(losses)
+        self.refuse_non_finite()
+        losses = self._stacked().double().cpu()
         # Every step has the same number of rows, so the mean over steps is the mean over rows.
         sums = torch.tensor([losses.mean().item() * self._rows, self._positives, float(self._rows)]).double()
         dist.all_reduce(sums)
@@ -187,8 +265,11 @@ class Window:
         self._clear()
         return {"loss": loss, "ne": normalized_entropy(loss, positives / rows)}
 
-    def _refuse_non_finite(self, losses: torch.Tensor) -> None:
-        assert self._first_step is not None
+    def refuse_non_finite(self) -> None:
+        """Raise on every rank if a loss was not finite, with the first such step and rank; a collective."""
+        if self._first_step is None:
+            return
+        losses = self._stacked().cpu()
         bad = (~losses.isfinite()).nonzero()
         world = self._rank.world_size
         # Steps and ranks in one number, so that the smallest one names the first.

@@ -28,6 +28,8 @@ class RankInfo:
     world_size: int
     local_rank: int
     local_world_size: int
+    # How often the launcher has started the ranks again.
+    restart_count: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -36,15 +38,30 @@ class RankInfo:
 
 
 def rank_from_env() -> RankInfo | None:
-    """The rank that the launcher's environment variables describe; None when started plainly."""
+    """The rank that the launcher's environment variables describe; None when started plainly.
+
+    Raises:
+        UserError: if one of them is no whole number, or the rank is not in its world.
+    """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    return RankInfo(
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])),
+    info = RankInfo(
+        rank=_number("RANK"),
+        world_size=_number("WORLD_SIZE"),
+        local_rank=_number("LOCAL_RANK", "0"),
+        local_world_size=_number("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]),
+        restart_count=_number("TORCHELASTIC_RESTART_COUNT", "0"),
     )
+    if not 0 <= info.rank < info.world_size:
+        raise UserError(f"RANK={info.rank} is not in 0 to WORLD_SIZE - 1 = {info.world_size - 1}; unset both, or fix")
+    return info
+
+
+def _number(name: str, default: str = "") -> int:
+    text = os.environ.get(name, default)
+    if not text.isdecimal():
+        raise UserError(f"environment variable {name}={text!r} is not a whole number; unset it to start ranks here")
+    return int(text)
 
 
 @contextmanager
@@ -52,16 +69,33 @@ def process_group(device: "torch.device") -> Iterator[RankInfo]:
     """Join the world for the duration of the block: gloo on CPU, NCCL (with gloo for host tensors) on CUDA."""
     # Not at the top: entry points that only ask for their rank start without torch.
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     info = rank_from_env()
     if info is None:
         raise RuntimeError("process_group needs RANK and WORLD_SIZE; start ranks with sparse2d.launch or torchrun")
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, device_id=None if device.type == "cpu" else device)
+    store, _, _ = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+    dist.init_process_group(
+        backend,
+        # The launcher's store outlives its ranks: those of another attempt would find addresses of ranks long gone.
+        store=dist.PrefixStore(f"attempt_{info.restart_count}", store),
+        rank=info.rank,
+        world_size=info.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=None if device.type == "cpu" else device,
+    )
     try:
         yield info
     finally:
         dist.destroy_process_group()
+
+
+def helper_group() -> "torch.distributed.ProcessGroup":
+    """All ranks once more, over gloo, for what goes on beside training; a collective."""
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
 
 @dataclass(frozen=True)

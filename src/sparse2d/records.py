@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -59,6 +60,11 @@ def fingerprint(config: TrainConfig, data_digest: str, plan_digest: str | None =
     settings["data"] = {key: value for key, value in settings["data"].items() if key not in DATA_NOT_FINGERPRINTED}
     settings["data"]["digest"] = data_digest
     settings["parallelism"]["plan_file"] = plan_digest
+    settings["launch"].pop("max_restarts")
+    # Where a run starts from decides its result; when it writes checkpoints of its own does not.
+    settings.pop("checkpoint")
+    if config.checkpoint.resume_path is not None:
+        settings["resume"] = config.checkpoint.resume
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -85,6 +91,16 @@ class RunDirectory:
         self._started_at = datetime.now(UTC)
         self._lock = FileLock(self.path / ".lock")
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run's checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def failures(self) -> Path:
+        """Where ranks under torchrun leave why they ended."""
+        return self.path / "failures"
+
     def completed_record(self) -> dict[str, Any] | None:
         """The record of a finished run of the same fingerprint, if there is one."""
         try:
@@ -93,26 +109,38 @@ class RunDirectory:
             return None
         return record if record.get("status") == "completed" else None
 
-    def begin(self) -> None:
+    def begin(self, is_restart: bool = False) -> None:
         """Clear what an earlier attempt left and write the resolved config; there is no record until the run ends.
+
+        Checkpoints stay, and with them the log and the points so far, unless the run is to start anew.
+
+        Args:
+            is_restart: whether a launcher has started the ranks again, in which case nothing starts anew.
 
         Raises:
             UserError: if the folder cannot be written, or another process is at the same run.
         """
         try:
-            self._begin()
+            self._begin(is_restart)
         except Timeout as error:
             raise UserError(f"{self.path}: another process is at this run; wait for it, or stop it") from error
         except OSError as error:
+            self._lock.release()
             raise UserError(
                 f"{error.filename or self.path}: {error.strerror or error}; results_dir={self._config.results_dir} "
                 "must be writable, with room"
             ) from error
 
-    def _begin(self) -> None:
+    def _begin(self, is_restart: bool) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock.acquire(timeout=0)
-        for name in ("record.json", "metrics.jsonl", "run.log"):
+        checkpoint = self._config.checkpoint
+        starts_anew = not is_restart and (self._config.rerun or checkpoint.resume == "never")
+        for folder in (self.failures, *([self.checkpoints] if starts_anew else [])):
+            if folder.exists():
+                shutil.rmtree(folder)
+        goes_on = checkpoint.interval is not None and self.checkpoints.exists()
+        for name in ("record.json", *([] if goes_on else ["metrics.jsonl", "run.log"])):
             (self.path / name).unlink(missing_ok=True)
         write_atomically(self.path / "config.yaml", yaml.safe_dump(plain(self._config), sort_keys=False))
 
@@ -150,9 +178,16 @@ class RunDirectory:
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one complete JSON object a line, flushed at once."""
+    """``metrics.jsonl``: one complete JSON object a line, flushed at once.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        done_steps: points of an earlier attempt up to this step stay; later ones will be made again.
+    """
+
+    def __init__(self, path: Path, done_steps: int = 0) -> None:
+        if path.exists():
+            write_atomically(path, "".join(line for line in _whole_lines(path) if _is_done(line, done_steps)))
         self._file = path.open("a", buffering=1)
 
     def write(self, values: Mapping[str, Any]) -> None:
@@ -162,6 +197,17 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines of a file; a kill may have cut the last one off."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _is_done(line: str, done_steps: int) -> bool:
+    """Whether a point is of training up to ``done_steps``; the evaluation comes after all of it."""
+    point = json.loads(line)
+    return bool(point["step"] <= done_steps and "rows" in point)
 
 
 def versions() -> dict[str, str | None]:

@@ -56,20 +56,24 @@ class RunLog:
         run_dir: where its files go.
         fingerprint: names it.
         is_first: whether this is rank 0.
+        done_steps: steps that an earlier attempt did; its points up to there stay.
     """
 
-    def __init__(self, config: TrainConfig, run_dir: Path, fingerprint: str, is_first: bool) -> None:
+    def __init__(
+        self, config: TrainConfig, run_dir: Path, fingerprint: str, is_first: bool, done_steps: int = 0
+    ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._fingerprint = fingerprint
         self._is_first = is_first
+        self._done_steps = done_steps
         self._stack = ExitStack()
         self._bar: Progress | None = None
 
     def __enter__(self) -> "RunLog":
         if not self._is_first:
             return self
-        self._metrics = MetricsFile(self._run_dir / "metrics.jsonl")
+        self._metrics = MetricsFile(self._run_dir / "metrics.jsonl", self._done_steps)
         self._stack.callback(self._metrics.close)
         tracker = Tracker(
             self._config.tracking,
@@ -87,7 +91,7 @@ class RunLog:
         if self._is_first and console.is_terminal:
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[figures]}"))
             self._bar = self._stack.enter_context(Progress(*columns, console=console, transient=True))
-            self._task = self._bar.add_task("", total=total_steps, figures="")
+            self._task = self._bar.add_task("", total=total_steps, completed=self._done_steps, figures="")
 
     def advance(self) -> None:
         """One step is done."""

@@ -1,6 +1,7 @@
 """``python -m sparse2d.train``: train and evaluate one configuration, or a sweep of them with ``-m``."""
 
 import logging
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from sparse2d.data.prepare import known_table_rows, prepare
 from sparse2d.data.verify import refuse_unsound
 from sparse2d.environment import check_device, check_environment
 from sparse2d.errors import UserError
-from sparse2d.launch import RanksFailedError, run_ranks
-from sparse2d.mesh import rank_from_env
+from sparse2d.launch import RanksFailedError, cause_among_ranks, run_ranks
+from sparse2d.mesh import RankInfo, rank_from_env
 from sparse2d.plan import read_plan
+from sparse2d.preemption import PreemptedError
 from sparse2d.records import RunDirectory
 
 log = logging.getLogger("sparse2d.train")
@@ -50,12 +52,14 @@ def main(config: TrainConfig) -> None:
 
         plan_here(config, dataset.num_embeddings)
     if is_first:
-        run.begin()
+        run.begin(is_restart=rank is not None and rank.restart_count > 0)
     try:
         results = _run(config, dataset, run)
     except BaseException as error:
-        if is_first:
+        if rank is None:
             _record_failure(run, error)
+        else:
+            _record_failure_of_ranks(run, error, rank)
         raise
     if is_first:
         log.info(_outcome(run.finish("completed", None, results), run.path))
@@ -92,19 +96,36 @@ def _run(config: TrainConfig, dataset: Dataset, run: RunDirectory) -> dict[str, 
     job = Job(config, dataset.path.resolve(), run.path.resolve(), run.fingerprint, time.time())
     if rank_from_env() is not None:
         return run_rank(job)
-    return run_ranks(run_rank, job, num_ranks=config.launch.num_ranks)
+    saves = config.checkpoint.interval is not None
+    return run_ranks(
+        run_rank,
+        job,
+        num_ranks=config.launch.num_ranks,
+        max_restarts=config.launch.max_restarts,
+        grace_s=config.checkpoint.grace_s if saves else None,
+    )
 
 
 def _record_failure(run: RunDirectory, error: BaseException) -> None:
     """Leave a record that says what happened; the exception goes on."""
     interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and not isinstance(error, PreemptedError):
         text = f"ended with exit code {error.code}"
     run.finish("interrupted" if interrupted else "failed", text, {})
     if isinstance(error, RanksFailedError) and error.cause.traceback:
         with (run.path / "run.log").open("a") as file:
             file.write(f"rank {error.cause.rank}:\n{error.cause.traceback}\n")
+
+
+def _record_failure_of_ranks(run: RunDirectory, error: BaseException, rank: RankInfo) -> None:
+    """Under torchrun, which knows nothing of records: the ranks find out together what happened first."""
+    # A rank that is told to end because a peer has failed still has a story to tell.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    cause = cause_among_ranks(run.failures, error, rank)
+    if cause is None:
+        return
+    _record_failure(run, error if cause.is_interruption else RanksFailedError(cause))
 
 
 def _outcome(record: dict[str, Any], path: Path) -> str:
