@@ -251,6 +251,17 @@ def test_failed_jobs_are_run_again(sweep, program):
     assert ended.err.count("\n") == 1
 
 
+def test_a_pipelined_run_records_the_same_figures(data_dir, tmp_path, program):
+    logged = []
+    for pipeline in ("none", "sparse_dist"):
+        results = tmp_path / pipeline
+        options = [*tiny_overrides(results, data_dir), *TWO_D, "tracking=none", f"pipeline={pipeline}"]
+        assert program("train", *options).code == 0
+        (run_dir,) = run_dirs(results)
+        logged.append([{key: value for key, value in point.items() if key != "qps"} for point in points(run_dir)])
+    assert logged[0] == logged[1]
+
+
 @pytest.fixture
 def prepared(data_dir, tmp_path) -> Path:
     """A copy of the prepared rows, to be damaged."""

@@ -32,6 +32,7 @@ from sparse2d.engine import Engine, build_engine
 from sparse2d.errors import UserError
 from sparse2d.mesh import RankInfo, process_group, rank_from_env
 from sparse2d.metrics import Metrics, evaluate_logits, normalized_entropy
+from sparse2d.pipeline import TrainSteps
 from sparse2d.preemption import PreemptedError, StopRequest
 from sparse2d.records import peak_rss_bytes, plain
 from sparse2d.runlog import RunLog, configure_rank_logging
@@ -150,19 +151,19 @@ def train(
     batches = prefetch(
         train_batches(dataset, batch_size, rank.rank, rank.world_size, resumed.step, steps, shuffle_seed=seed)
     )
+    train_steps = TrainSteps(engine, batches, config.pipeline)
     loss_last = resumed.loss_last
     engine.model.train()
     run_log.start_training(steps)
     with _stop_request(checkpointer) as stop:
         for step in range(resumed.step + 1, steps + 1):
             with timer.step(batch_size):
-                batch = next(batches)
-                loss = engine.train_step(to_torchrec(batch, engine.device), step)
+                loss, labels = train_steps.train(step)
                 if engine.device.type == "cuda":
                     # Kernels are only queued when the call returns; without this the clock would miss most of their
                     # time.
                     torch.cuda.synchronize(engine.device)
-            window.add(step, loss, float(batch.labels.sum()), len(batch.labels))
+            window.add(step, loss, float(labels.sum()), len(labels))
             run_log.advance()
             if step % config.log_every == 0 or step == steps:
                 point = window.reduce()
@@ -176,6 +177,7 @@ def train(
                 checkpointer.save(step, window.state_dict(), loss_last, waits=ends or step == steps)
             if ends:
                 raise PreemptedError(f"stopped after step {step} of {steps}; the same command goes on from there")
+    train_steps.pause()
     percentiles = {
         name: None if value is None else _over_ranks(value, dist.ReduceOp.MAX)
         for name, value in timer.percentiles_ms().items()
