@@ -28,7 +28,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from sparse2d.checkpoint.rectangles import Rectangle, State
 from sparse2d.engine import Engine
 from sparse2d.errors import UserError
-from sparse2d.optimizers.row_adam import ReplicatedRowAdam
+from sparse2d.optimizers.rows import ReplicatedRowAdam
 from sparse2d.parallel.tables import Shard, local_shards, lookup_kernels
 
 # Moments of torch's optimizers, in the order in which FBGEMM's kernels keep the same.
