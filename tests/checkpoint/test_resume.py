@@ -7,7 +7,15 @@ import torch
 from checkpoint_ranks import CheckpointedResult, CheckpointedRun, train_with_checkpoints
 from configs import tiny_train
 
-from sparse2d.config import DenseOptimizer, ParallelismKind, ShardingKind, SyncMoments, TableOptimizer, TrainConfig
+from sparse2d.config import (
+    Combine,
+    DenseOptimizer,
+    ParallelismKind,
+    ShardingKind,
+    SyncMoments,
+    TableOptimizer,
+    TrainConfig,
+)
 from sparse2d.errors import UserError
 from sparse2d.launch import run_ranks
 
@@ -57,7 +65,9 @@ def test_4_steps_resumed_and_6_more_equal_10_straight(optimizer, tmp_path, tiny_
         "2d": two_d(tmp_path),
         "2d, saved at an averaging, moments on their way": two_d(tmp_path, 4, moments=SyncMoments.delayed),
         "2d, saved between averagings": two_d(tmp_path, 3),
+        "2d, gradients averaged": two_d(tmp_path),
     }
+    layouts["2d, gradients averaged"].sync.combine = Combine.gradient
     for name, config in layouts.items():
         config.optimizer.name = optimizer
         config.optimizer.dense.name = DenseOptimizer.adam
