@@ -1,5 +1,7 @@
 """Model, optimizers and averaging, laid out over the ranks and ready to step."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +21,7 @@ from sparse2d.parallel import shard_model
 from sparse2d.parallel.plan_summary import PlanSummary, plan_and_summarise
 from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.parallel.startup import check_start
-from sparse2d.parallel.tables import initialise_tables
+from sparse2d.parallel.tables import initialise_tables, lookup_kernels
 from sparse2d.parallel.torchrec_plans import table_configs
 from sparse2d.plan import Plan
 from sparse2d.sync.averaging import ReplicaAverager
@@ -77,11 +79,33 @@ class Engine:
         loss, _ = self.model(batch)
         loss.backward()
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode inside the block; weights and optimizer state are the same bits after it.
+
+        FBGEMM's kernels count a step of Adam in every forward pass, an evaluation's too (``iter`` of fbgemm-gpu 1.8).
+        """
+        counters = [counter for kernel in lookup_kernels(self.model) for counter in _step_counters(kernel.emb_module)]
+        before = [counter.clone() for counter in counters]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train()
+            for counter, value in zip(counters, before, strict=True):
+                counter.copy_(value)
+
     @torch.no_grad()
     def predict(self, batch: Batch) -> Tensor:
         """Logits [b] of this rank's rows; changes neither weights nor optimizer state."""
         _, (_, logits, _) = self.model(batch)
         return logits
+
+
+def _step_counters(kernel: nn.Module) -> list[Tensor]:
+    names = ("iter", "iter_cpu")
+    return [getattr(kernel, name) for name in names if isinstance(getattr(kernel, name, None), Tensor)]
 
 
 def build_averager(model: Sparse2D, sync: SyncConfig, optimizer: OptimizerConfig) -> ReplicaAverager | GradientAverager:

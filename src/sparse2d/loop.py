@@ -289,13 +289,12 @@ def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankIn
 
     Complete on rank 0; other ranks get metrics over no rows.
     """
-    engine.model.eval()
     logits, labels = [], []
-    for batch in eval_batches(dataset, config.eval_batch_size, rank.rank, rank.world_size):
-        predicted = engine.predict(to_torchrec(batch, engine.device))
-        logits.append(predicted[: batch.num_rows].float().cpu().numpy())
-        labels.append(batch.labels[: batch.num_rows])
-    engine.model.train()
+    with engine.evaluating():
+        for batch in eval_batches(dataset, config.eval_batch_size, rank.rank, rank.world_size):
+            predicted = engine.predict(to_torchrec(batch, engine.device))
+            logits.append(predicted[: batch.num_rows].float().cpu().numpy())
+            labels.append(batch.labels[: batch.num_rows])
     own = np.stack([np.concatenate(logits), np.concatenate(labels)])
     pooled: list[Any] | None = [None] * rank.world_size if rank.is_first else None
     dist.gather_object(own, pooled)

@@ -166,8 +166,11 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_dataset):
         assert other.auc == pytest.approx(metrics[0].auc, abs=1e-9)
 
 
-def test_evaluation_changes_nothing(tmp_path, tiny_dataset):
-    config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=2, num_groups=2, **ADAGRAD)
+@pytest.mark.parametrize("optimizer", [TableOptimizer.rowwise_adagrad, TableOptimizer.adam])
+def test_evaluation_changes_nothing(optimizer, tmp_path, tiny_dataset):
+    config = tiny_train(
+        tmp_path, ParallelismKind.sparse_2d, num_ranks=2, num_groups=2, optimizer=optimizer, dense=DenseOptimizer.adam
+    )
     assert run_ranks(weights_around_evaluation, config, tiny_dataset, num_ranks=2)
 
 
