@@ -291,7 +291,8 @@ def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankIn
     """
     engine.model.eval()
     logits, labels = [], []
-    for batch in eval_batches(dataset, config.eval_batch_size, rank.rank, rank.world_size):
+    rows = config.eval_batch_size * config.ranks_per_process
+    for batch in eval_batches(dataset, rows, rank.rank, rank.world_size):
         predicted = engine.predict(to_torchrec(batch, engine.device))
         logits.append(predicted[: batch.num_rows].float().cpu().numpy())
         labels.append(batch.labels[: batch.num_rows])
