@@ -2,7 +2,7 @@
 
 Replicas are [M, rows, ...], ``before`` [rows, ...] is what all of them held after the last averaging, and a result
 [rows, ...] is what all of them hold from now on. n is the number of groups that looked a row up in between. Derived in
-``experiments/ne_rules/README.md``.
+``experiments/ne_parity/README.md``.
 """
 
 from torch import Tensor
