@@ -97,7 +97,7 @@ def _settings(runs: pd.DataFrame) -> pd.Series:
 
 
 def _paired_gap(runs: pd.DataFrame, shared: list[str]) -> pd.Series:
-    """NE over that of full model parallelism with the same seed, optimizer and ``shared`` columns, less one, in percent.
+    """NE over that of full model parallelism with the same seed, optimizer and ``shared``, less one, in percent.
 
     Of several learning rates of full MP the one with the best mean NE is taken. The reference's moment is not scaled:
     full MP has one group, for which c = M is 1.
