@@ -99,8 +99,8 @@ def _settings(runs: pd.DataFrame) -> pd.Series:
 def _paired_gap(runs: pd.DataFrame, shared: list[str]) -> pd.Series:
     """NE over that of full model parallelism with the same seed, optimizer and ``shared``, less one, in percent.
 
-    Of several learning rates of full MP the one with the best mean NE is taken. The reference's moment is not scaled:
-    full MP has one group, for which c = M is 1.
+    Of several learning rates of full MP the one with the best mean NE is taken, among those with most seeds. The
+    reference's moment is not scaled: full MP has one group, for which c = M is 1.
     """
     runs = runs.assign(
         unscaled=runs["optimizer"].str.removeprefix("momentum_scaled_"), ne=runs["eval.ne"].astype(float)
@@ -108,7 +108,10 @@ def _paired_gap(runs: pd.DataFrame, shared: list[str]) -> pd.Series:
     is_reference = (runs["parallelism"] == "full_mp") & (runs["moment_scale"] == 1)
     setting = [*shared, "unscaled"]
     full_mp = runs[is_reference].copy()
-    full_mp["mean"] = full_mp.groupby([*setting, "table_lr"])["ne"].transform("mean")
+    by_lr = full_mp.groupby([*setting, "table_lr"])
+    full_mp = full_mp.assign(mean=by_lr["ne"].transform("mean"), seeds=by_lr["config.seed"].transform("nunique"))
+    # A learning rate with fewer seeds would win or lose by them.
+    full_mp = full_mp[full_mp["seeds"] == full_mp.groupby(setting)["seeds"].transform("max")]
     best = full_mp[full_mp["mean"] == full_mp.groupby(setting)["mean"].transform("min")]
     keys = [*setting, "config.seed"]
     reference = best.drop_duplicates(keys).set_index(keys)["ne"].reindex(pd.MultiIndex.from_frame(runs[keys]))
