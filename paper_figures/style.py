@@ -4,6 +4,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.figure import Figure
 
 FIGURES = Path(__file__).parent
@@ -16,6 +17,26 @@ SERIES = [
     {"color": "#0072B2", "marker": "^", "linestyle": "-."},
     {"color": "#009E73", "marker": "D", "linestyle": ":"},
 ]
+# Labels and looks of the rules that merge replicas.
+RULES = {
+    "mean_1": ("mean, c = 1 (paper)", SERIES[0]),
+    "mean_M": ("mean, c = M (paper)", SERIES[1]),
+    "delta_sum": ("delta_sum", SERIES[2]),
+    "touch_mean": ("touch_mean", SERIES[3]),
+}
+
+
+def rule_of(rows: pd.DataFrame) -> pd.Series:
+    """The key in ``RULES`` of each row of a table of NE gaps."""
+
+    def rule(row: pd.Series) -> str:
+        if row["parallelism"] != "sparse_2d":
+            return str(row["parallelism"])
+        if row["combine"] != "mean":
+            return str(row["combine"])
+        return {1.0: "mean_1", row["num_groups"]: "mean_M"}.get(row["moment_scale"], f"mean_{row['moment_scale']:g}")
+
+    return rows.apply(rule, axis=1)
 
 
 def use_style() -> None:

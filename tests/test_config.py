@@ -143,6 +143,17 @@ def test_one_moment_scale_has_one_fingerprint(train_config):
         (["optimizer.moment_scale=M"], r"moment_scale=M must be auto or a finite number > 0"),
         (["optimizer.moment_scale=0"], r"moment_scale=0\.0 must be auto or a finite number > 0"),
         (["optimizer.moment_scale=nan"], r"moment_scale=nan must be auto or a finite number > 0"),
+        (["engine=emulated", "parallelism=data_parallel"], r"engine=emulated needs parallelism=full_mp or sparse_2d"),
+        (
+            ["engine=emulated", "parallelism=sparse_2d", "sync.rows=touched"],
+            r"sync\.rows=touched has no effect with engine=emulated; leave it at auto",
+        ),
+        (
+            ["engine=emulated", "parallelism=sparse_2d", "sync.wire_dtype=bf16"],
+            r"sync\.wire_dtype=bf16 has no effect with engine=emulated; leave it at fp32",
+        ),
+        (["engine=emulated", "pipeline=sparse_dist"], r"pipeline=sparse_dist has no effect with engine=emulated"),
+        (["engine=emulated", "checkpoint.interval=5"], r"engine=emulated neither writes nor reads checkpoints"),
     ],
 )
 def test_contradictions_are_refused_with_their_numbers(overrides, message, train_config):

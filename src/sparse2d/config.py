@@ -148,6 +148,13 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class EngineKind(Enum):
+    """``distributed`` trains on real ranks, ``emulated`` makes the same updates for all of them in one process."""
+
+    distributed = "distributed"
+    emulated = "emulated"
+
+
 class Pipeline(Enum):
     """Whether TorchRec's pipeline overlaps a step with the next batches' way to the device and to their shards."""
 
@@ -363,6 +370,8 @@ class TrainConfig:
     max_steps: int | None = None
     # Steps between logged points.
     log_every: int = 20
+    # emulated = launch.num_ranks ranks in one process, for NE: M may be large, and speed says nothing about ranks.
+    engine: EngineKind = EngineKind.distributed
     # auto = sparse_dist (TrainPipelineSparseDist) on CUDA, none on the CPU. It changes no result.
     pipeline: Pipeline = Pipeline.auto
     results_dir: str = "results"
@@ -380,6 +389,11 @@ class TrainConfig:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    @property
+    def ranks_per_process(self) -> int:
+        """Ranks that a process stands for: all T if they are emulated."""
+        return self.launch.num_ranks if self.engine is EngineKind.emulated else 1
 
 
 @dataclass
@@ -411,6 +425,22 @@ def check_train(config: TrainConfig) -> None:
     _check_parallelism(config)
     _check_model(config.model)
     _check_optimizer(config)
+    if config.engine is EngineKind.emulated:
+        _check_emulated(config)
+
+
+def _check_emulated(config: TrainConfig) -> None:
+    """Refuse options that decide how real ranks send what they send: in one process nothing is sent."""
+    if config.parallelism.kind is ParallelismKind.data_parallel:
+        raise UserError("engine=emulated needs parallelism=full_mp or sparse_2d; data_parallel makes full_mp's updates")
+    sent = {"sync.rows": (config.sync.rows, SyncRows.auto), "sync.wire_dtype": (config.sync.wire_dtype, WireDtype.fp32)}
+    for name, (value, default) in {**sent, "pipeline": (config.pipeline, Pipeline.auto)}.items():
+        if value is not default:
+            raise UserError(f"{name}={value.name} has no effect with engine=emulated; leave it at {default.name}")
+    if config.checkpoint.interval is not None or config.checkpoint.resume_path is not None:
+        raise UserError(
+            "engine=emulated neither writes nor reads checkpoints: leave checkpoint.interval and checkpoint.resume out"
+        )
 
 
 def _check_numbers(config: TrainConfig) -> None:

@@ -12,8 +12,9 @@ from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_r
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from sparse2d.config import Combine, OptimizerConfig, SyncConfig, TrainConfig
+from sparse2d.config import Combine, EngineKind, OptimizerConfig, SyncConfig, TrainConfig
 from sparse2d.data.dataset import Dataset
+from sparse2d.emulation.engine import EmulatedAverager, emulate
 from sparse2d.mesh import Mesh, RankInfo
 from sparse2d.models.dlrm import build_dlrm
 from sparse2d.optimizers.fused import build_optimizer, table_sharder
@@ -44,7 +45,7 @@ class Engine:
 
     model: nn.Module
     optimizer: CombinedOptimizer
-    averager: ReplicaAverager | GradientAverager | None
+    averager: ReplicaAverager | GradientAverager | EmulatedAverager | None
     plan: PlanSummary
     placement: Plan
     table_shapes: dict[str, tuple[int, int]]
@@ -115,6 +116,8 @@ def build_averager(model: Sparse2D, sync: SyncConfig, optimizer: OptimizerConfig
 
 def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: torch.device) -> Engine:
     """Build everything that ``config`` describes; a collective over all T ranks."""
+    if config.engine is EngineKind.emulated:
+        return Engine(**emulate(config, dataset, device), device=device)
     mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
     module = build_dlrm(config.model, dataset.num_embeddings, dataset.base_rate, config.seed, device)
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in table_configs(module)}

@@ -290,8 +290,9 @@ def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankIn
     Complete on rank 0; other ranks get metrics over no rows.
     """
     logits, labels = [], []
+    batch_rows = config.eval_batch_size * config.ranks_per_process
     with engine.evaluating():
-        for batch in eval_batches(dataset, config.eval_batch_size, rank.rank, rank.world_size):
+        for batch in eval_batches(dataset, batch_rows, rank.rank, rank.world_size):
             predicted = engine.predict(to_torchrec(batch, engine.device))
             logits.append(predicted[: batch.num_rows].float().cpu().numpy())
             labels.append(batch.labels[: batch.num_rows])

@@ -21,7 +21,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from sparse2d import __version__
-from sparse2d.config import TrainConfig
+from sparse2d.config import EngineKind, TrainConfig
 from sparse2d.data.atomic import replacing
 from sparse2d.environment import found_versions
 from sparse2d.errors import UserError
@@ -39,6 +39,9 @@ DATA_NOT_FINGERPRINTED = (
     "max_rejects",
     "vocabulary",
 )
+
+
+_PROVENANCE = {EngineKind.distributed: "measured", EngineKind.emulated: "emulated"}
 
 
 def plain(value: Any) -> Any:
@@ -157,7 +160,7 @@ class RunDirectory:
             "schema": SCHEMA,
             "status": status,
             "error": error,
-            "provenance": "measured",
+            "provenance": _PROVENANCE[self._config.engine],
             "experiment": self._config.experiment,
             "fingerprint": self.fingerprint,
             "command": shlex.join([Path(sys.executable).name, "-m", *_module_command()]),

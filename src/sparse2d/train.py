@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparse2d.cli import run_entry_point
-from sparse2d.config import TrainConfig, check_train
+from sparse2d.config import EngineKind, TrainConfig, check_train
 from sparse2d.data.dataset import Dataset, num_train_steps, open_dataset
 from sparse2d.data.prepare import known_table_rows, prepare
 from sparse2d.data.verify import refuse_unsound
@@ -29,6 +29,8 @@ def main(config: TrainConfig) -> None:
     """Run one configuration, unless a finished run of it is there already."""
     rank = rank_from_env()
     if rank is not None:
+        if config.engine is EngineKind.emulated:
+            raise UserError("engine=emulated is one process that stands for all ranks; start it without torchrun")
         config.launch.num_ranks = rank.world_size
     is_first = rank is None or rank.is_first
     check_train(config)
@@ -100,7 +102,7 @@ def _run(config: TrainConfig, dataset: Dataset, run: RunDirectory) -> dict[str, 
     return run_ranks(
         run_rank,
         job,
-        num_ranks=config.launch.num_ranks,
+        num_ranks=config.launch.num_ranks // config.ranks_per_process,
         max_restarts=config.launch.max_restarts,
         grace_s=config.checkpoint.grace_s if saves else None,
     )

@@ -82,7 +82,9 @@ class Checkpointer:
         self._folder = folder
         self._fingerprint = fingerprint
         self._data_digest = data_digest
-        self._mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
+        self._mesh = Mesh(
+            rank.world_size * config.ranks_per_process, config.parallelism.num_groups, config.parallelism.replicas
+        )
         self._group = self._mesh.group_of(rank.rank)
         self._staging = Staging()
         self._saving: Future[Any] | None = None

@@ -1,7 +1,7 @@
 """Table shards by name: initial weights that no layout changes, and whole tables gathered from their shards."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,17 +77,31 @@ def initialise_tables(model: nn.Module, shapes: Mapping[str, tuple[int, int]], s
         shapes: (rows, dim) of every table, by name.
         seed: of the run.
     """
-    index = {name: number for number, name in enumerate(sorted(shapes))}
     for shard in local_shards(model):
-        rows, dim = shapes[shard.table]
-        bound = 1 / math.sqrt(rows)
-        end = shard.row + shard.weight.shape[0]
-        for start in range(shard.row - shard.row % BLOCK_ROWS, end, BLOCK_ROWS):
-            draws = np.random.default_rng([seed, index[shard.table], start])
-            block = draws.uniform(-bound, bound, (min(BLOCK_ROWS, rows - start), dim)).astype(np.float32)
-            first, last = max(start, shard.row), min(start + len(block), end)
-            part = block[first - start : last - start, shard.column : shard.column + shard.weight.shape[1]]
-            shard.weight[first - shard.row : last - shard.row].copy_(torch.from_numpy(part))
+        height, width = shard.weight.shape
+        for first, rows in initial_rows(shapes, shard.table, seed, range(shard.row, shard.row + height)):
+            part = rows[:, shard.column : shard.column + width]
+            shard.weight[first - shard.row : first - shard.row + len(part)].copy_(part)
+
+
+def initial_rows(
+    shapes: Mapping[str, tuple[int, int]], table: str, seed: int, wanted: range
+) -> Iterator[tuple[int, Tensor]]:
+    """The rows ``wanted`` of a table before training, by blocks: the first one's number and values [n, dim].
+
+    Args:
+        shapes: (rows, dim) of every table, by name.
+        table: which of them.
+        seed: of the run.
+        wanted: consecutive rows.
+    """
+    rows, dim = shapes[table]
+    bound = 1 / math.sqrt(rows)
+    for start in range(wanted.start - wanted.start % BLOCK_ROWS, wanted.stop, BLOCK_ROWS):
+        draws = np.random.default_rng([seed, sorted(shapes).index(table), start])
+        block = draws.uniform(-bound, bound, (min(BLOCK_ROWS, rows - start), dim)).astype(np.float32)
+        first, last = max(start, wanted.start), min(start + len(block), wanted.stop)
+        yield first, torch.from_numpy(block[first - start : last - start])
 
 
 def gather_tables(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:

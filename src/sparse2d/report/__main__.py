@@ -10,9 +10,18 @@ from sparse2d.cli import run_entry_point
 from sparse2d.config import ReportConfig
 from sparse2d.errors import UserError
 from sparse2d.records import write_atomically
-from sparse2d.report import ne_parity
+from sparse2d.report.ne_gap import COMPARISON, Study
 
-TABLES = {ne_parity.NAME: ne_parity}
+STUDIES = [
+    Study("ne_parity", "paper (arXiv 2508.03854): no NE loss against full MP with c = M, a loss with c = 1"),
+    Study("ne_rules", "gaps to full MP of the paper's rules (mean, c = 1 and c = M) and of delta_sum and touch_mean"),
+    Study("moment_scale", "is c more than a learning rate? compare each c at its best lr"),
+    Study("sync_interval", "NE gap against K, steps between averagings, by rule and by what becomes of the moments"),
+    Study("large_m", "NE gap at 16, 32 and 64 groups"),
+    Study("batch_size", "NE gap against the global batch size"),
+    Study("optimizers", "NE gap of 2D under each table optimizer"),
+]
+TABLES = {study.name: study for study in STUDIES}
 
 
 def main(config: ReportConfig) -> None:
@@ -28,7 +37,7 @@ def main(config: ReportConfig) -> None:
         path = results_dir / "tables" / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, table.to_csv(index=False, float_format="%.6g"))
-        show(table, f"{name} ({path})", TABLES[name].CAPTION)
+        show(table, f"{name} ({path})", TABLES[name].caption)
         written += 1
     if not written:
         raise UserError(
@@ -44,9 +53,13 @@ SHOWN = {
     "num_groups": ("M", "right", ".0f"),
     "optimizer": ("optimizer", "left", ""),
     "moment_scale": ("c", "right", "g"),
+    "combine": ("combine", "left", ""),
+    "sync_interval": ("K", "right", ".0f"),
+    "sync_moments": ("moments", "left", ""),
     "ne": ("NE", "right", ".4f"),
     "auc": ("AUC", "right", ".4f"),
-    "ne_gap_pct": ("NE gap %", "right", "+.2f"),
+    "ne_gap_pct": ("NE gap %", "right", "+.3f"),
+    "ne_gap_pct_ci95": ("+-95%", "right", ".3f"),
     "qps": ("QPS", "right", ".0f"),
     "n_seeds": ("seeds", "right", ".0f"),
 }
@@ -54,10 +67,10 @@ SHOWN = {
 
 def show(table: pd.DataFrame, title: str, caption: str) -> None:
     """Print the table, one comparison below the other."""
-    console = Console(width=118)
-    for comparison, rows in table.groupby(ne_parity.COMPARISON, dropna=False):
+    console = Console(width=150)
+    for comparison, rows in table.groupby(COMPARISON, dropna=False):
         settings = ", ".join(
-            f"{key} {value}" for key, value in zip(ne_parity.COMPARISON, comparison, strict=True) if key != "settings"
+            f"{key} {value}" for key, value in zip(COMPARISON, comparison, strict=True) if key != "settings"
         )
         printed = Table(title=f"{title}\n{settings}", caption=caption)
         for heading, side, _ in SHOWN.values():

@@ -1,0 +1,61 @@
+"""NE gap to full model parallelism against K, by rule and by what becomes of the moments."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from style import RULES, TABLES, rule_of, save, use_style
+
+# With c = M, beside moments averaged with the weights (RULES).
+MOMENTS = {
+    "delayed": ("mean, c = M, moments one averaging late", {"color": "#D55E00", "marker": "<", "linestyle": ":"}),
+    "never": ("mean, c = M, moments never averaged", {"color": "#CC79A7", "marker": ">", "linestyle": "--"}),
+}
+
+
+def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    """One comparison: the same data, batch size and learning rate in every run."""
+    axes.axhline(0, color="0.4", linewidth=1, label="full MP")
+    averaged = rows[rows["sync_moments"] == "with_weights"]
+    lines = {label: (averaged[rule_of(averaged) == rule], style) for rule, (label, style) in RULES.items()}
+    lines |= {label: (rows[rows["sync_moments"] == moments], style) for moments, (label, style) in MOMENTS.items()}
+    for label, (series, style) in lines.items():
+        series = series[series["parallelism"] == "sparse_2d"].sort_values("sync_interval")
+        if not series.empty:
+            spread = series["ne_gap_pct_ci95"]
+            axes.errorbar(series["sync_interval"], series["ne_gap_pct"], spread, label=label, capsize=3, **style)
+    first = rows[rows["parallelism"] == "sparse_2d"].iloc[0]
+    axes.set_title(
+        f"{first['data']}: M {first['num_groups']:.0f}, B {first['global_batch_size']:.0f}, lr {first['table_lr']:g}, "
+        f"{rows['n_seeds'].max():.0f} seeds ({first['label']})",
+        fontsize=8,
+    )
+    axes.set_xscale("log", base=2)
+    # Near zero linear: the rules differ by hundredths there, and by tens far away.
+    axes.set_yscale("symlog", linthresh=1)
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_locator(FixedLocator(sorted(rows["sync_interval"].unique())))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("K, steps between averagings")
+
+
+def main() -> None:
+    """Draw ``results/tables/sync_interval.csv``, one panel for each comparison in it."""
+    use_style()
+    table = pd.read_csv(TABLES / "sync_interval.csv")
+    parts = [
+        rows
+        for _, rows in table[table["parallelism"] != "constant"].groupby(["data", "settings", "table_lr"])
+        if (rows["parallelism"] == "sparse_2d").any()
+    ]
+    figure, grid = plt.subplots(1, len(parts), figsize=(4.8 * len(parts), 4), squeeze=False, sharey=True)
+    for axes, rows in zip(grid[0], parts, strict=True):
+        draw(axes, rows)
+    grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\nlower is better")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    save(figure, "sync_interval")
+
+
+if __name__ == "__main__":
+    main()

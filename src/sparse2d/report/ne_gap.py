@@ -1,0 +1,144 @@
+"""NE, AUC and QPS of full model parallelism and 2D, and the NE gap between them, paired by seed."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from scipy.stats import sem, t
+
+from sparse2d.report.runs import load_runs
+
+# What distinguishes the rows of one comparison.
+AXES = {
+    "config.parallelism.kind": "parallelism",
+    "config.parallelism.num_groups": "num_groups",
+    "config.optimizer.name": "optimizer",
+    "config.sync.combine": "combine",
+    "config.optimizer.moment_scale": "moment_scale",
+    "config.sync.interval": "sync_interval",
+    "config.sync.moments": "sync_moments",
+}
+# What may differ between runs of one comparison beside the axes and the data's path; the rest must be equal.
+FREE = (
+    "config.seed",
+    "config.results_dir",
+    "config.rerun",
+    "config.tracking",
+    "config.data.path",
+    "config.data.out_dir",
+)
+VALUES = {
+    "ne": "eval.ne",
+    "auc": "eval.auc",
+    "ne_gap_pct": "ne_gap_pct",
+    "ne_gap_best_lr_pct": "ne_gap_best_lr_pct",
+    "qps": "train.qps",
+}
+SETTING = ["data", "train_rows", "num_ranks", "global_batch_size", "settings"]
+COMPARISON = [*SETTING, "table_lr"]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table of the runs of one experiment; ``caption`` says what is claimed of them."""
+
+    name: str
+    caption: str
+
+    def build(self, results_dir: Path) -> pd.DataFrame:
+        """The table of the runs under ``results_dir``; runs whose other settings differ are never pooled.
+
+        ``settings`` is a hash over everything that has no column of its own, so that it tells comparisons apart.
+        ``ne_gap_pct`` is to full model parallelism with the same learning rate, ``ne_gap_best_lr_pct`` to it with its
+        best one; ``_ci95`` is half the width of the 95 % confidence interval of a mean over seeds (Student's t).
+        """
+        runs = load_runs(results_dir, self.name)
+        if runs.empty:
+            return runs
+        runs = _prepared(runs)
+        runs["ne_gap_pct"] = _paired_gap(runs, COMPARISON)
+        runs["ne_gap_best_lr_pct"] = _paired_gap(runs, SETTING)
+        rows = [
+            _row(dict(zip([*COMPARISON, *AXES.values()], key, strict=True)), group)
+            for key, group in runs.groupby([*COMPARISON, *AXES.values()], sort=True, dropna=False)
+        ]
+        table = pd.DataFrame([*_constants(runs), *rows])
+        order = {"constant": 0, "data_parallel": 1, "full_mp": 2, "sparse_2d": 3}
+        table["order"] = table["parallelism"].map(order)
+        keys = [*COMPARISON, "order", "num_groups", "combine", "moment_scale", "sync_interval", "sync_moments"]
+        return table.sort_values(keys, ignore_index=True).drop(columns="order")
+
+
+def _prepared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with the columns of ``COMPARISON`` and ``AXES``."""
+    runs = runs.rename(columns={**AXES, "config.optimizer.lr": "table_lr"}).assign(
+        label=runs["provenance"],
+        data=runs["data.name"],
+        train_rows=runs["train.rows"],
+        num_ranks=runs["config.launch.num_ranks"],
+        global_batch_size=runs["config.global_batch_size"],
+    )
+    runs["moment_scale"] = runs["moment_scale"].where(runs["moment_scale"] != "auto", runs["num_groups"]).astype(float)
+    # An order of rows that follows the seed is paired by it; any other one is a setting.
+    if "config.data.shuffle_seed" in runs:
+        follows = runs["config.data.shuffle_seed"] == runs["config.seed"]
+        runs["config.data.shuffle_seed"] = runs["config.data.shuffle_seed"].mask(follows, "seed")
+    runs["settings"] = _settings(runs)
+    return runs
+
+
+def _settings(runs: pd.DataFrame) -> pd.Series:
+    """Short hash of each run's config without axes, free options and nulls, and of its data."""
+    columns = [name for name in map(str, runs) if name.startswith("config.") and not name.startswith(FREE)]
+    # Rows rather than columns, and no nulls: the hash of a run must not depend on what other runs have.
+    texts = [str(row.dropna().to_dict()) for _, row in runs[[*sorted(columns), "data.digest"]].iterrows()]
+    return pd.Series([hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts], index=runs.index)
+
+
+def _paired_gap(runs: pd.DataFrame, shared: list[str]) -> pd.Series:
+    """NE over that of full model parallelism with the same seed, optimizer and ``shared``, less one, in percent.
+
+    Of several learning rates of full MP the one with the best mean NE is taken, among those with most seeds. The
+    reference's moment is not scaled: full MP has one group, for which c = M is 1.
+    """
+    runs = runs.assign(
+        unscaled=runs["optimizer"].str.removeprefix("momentum_scaled_"), ne=runs["eval.ne"].astype(float)
+    )
+    is_reference = (runs["parallelism"] == "full_mp") & (runs["moment_scale"] == 1)
+    setting = [*shared, "unscaled"]
+    full_mp = runs[is_reference].copy()
+    by_lr = full_mp.groupby([*setting, "table_lr"])
+    full_mp = full_mp.assign(mean=by_lr["ne"].transform("mean"), seeds=by_lr["config.seed"].transform("nunique"))
+    # A learning rate with fewer seeds would win or lose by them.
+    full_mp = full_mp[full_mp["seeds"] == full_mp.groupby(setting)["seeds"].transform("max")]
+    best = full_mp[full_mp["mean"] == full_mp.groupby(setting)["mean"].transform("min")]
+    keys = [*setting, "config.seed"]
+    reference = best.drop_duplicates(keys).set_index(keys)["ne"].reindex(pd.MultiIndex.from_frame(runs[keys]))
+    gap: pd.Series = (runs["ne"] / reference.to_numpy() - 1) * 100
+    return gap
+
+
+def _row(axes: dict[str, object], group: pd.DataFrame) -> dict[str, object]:
+    row = {"label": group["label"].iloc[0], **axes}
+    for name, column in VALUES.items():
+        values = group[column].astype(float)
+        row |= {name: values.mean(), f"{name}_std": values.std()}
+        if name.startswith("ne_gap"):
+            row[f"{name}_ci95"] = half_width(values.dropna())
+    return row | {"n_seeds": group["config.seed"].nunique(), "fingerprints": " ".join(sorted(group["fingerprint"]))}
+
+
+def half_width(values: pd.Series) -> float | None:
+    """Half the width of the 95 % confidence interval of the mean; None for fewer than two values."""
+    return float(t.ppf(0.975, len(values) - 1) * sem(values)) if len(values) > 1 else None
+
+
+def _constants(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A constant prediction at the evaluation rows' base rate, scored by the same code: NE 1, AUC 0.5."""
+    rows = []
+    for key, group in runs.groupby(COMPARISON):
+        comparison = dict(zip(COMPARISON, key, strict=True))
+        scores = {"ne": group["eval_constant.ne"].iloc[0], "auc": group["eval_constant.auc"].iloc[0], "n_seeds": 0}
+        rows.append({"label": group["label"].iloc[0], **comparison, "parallelism": "constant", **scores})
+    return rows

@@ -1,0 +1,41 @@
+"""The rules by which M replicas of some rows become one, as formulas: what real ranks are tested against.
+
+Replicas are [M, rows, ...], ``before`` [rows, ...] is what all of them held after the last averaging, and a result
+[rows, ...] is what all of them hold from now on. n is the number of groups that looked a row up in between. Derived in
+``experiments/ne_parity/README.md``.
+"""
+
+from torch import Tensor
+
+
+def mean(replicas: Tensor) -> Tensor:
+    """The mean over the replicas, of weights as of moments (arXiv 2508.03854, section 3)."""
+    return replicas.mean(dim=0)
+
+
+def delta_sum(before: Tensor, replicas: Tensor) -> Tensor:
+    """``before + sum_m (w_m - before)``, of weights as of moments.
+
+    Each group steps on ``g_m / M``, its share of the gradient of the whole batch, so that moments stay in the units of
+    full model parallelism.
+    """
+    return before + (replicas - before).sum(dim=0)
+
+
+def touch_mean_weights(before: Tensor, replicas: Tensor, touched: Tensor) -> Tensor:
+    """``before + sum_m (w_m - before) / sqrt(n)``; ``touched`` is bool [M, rows], and rows with n = 0 stay."""
+    return before + (replicas - before).sum(dim=0) / _like(_num_touching(touched).sqrt(), before)
+
+
+def touch_mean_moments(before: Tensor, replicas: Tensor, touched: Tensor) -> Tensor:
+    """``before + sum_m (v_m - before) / n``: the mean over the groups that looked the row up."""
+    return before + (replicas - before).sum(dim=0) / _like(_num_touching(touched), before)
+
+
+def _num_touching(touched: Tensor) -> Tensor:
+    """N [rows], at least 1: where it is 0, nothing has changed."""
+    return touched.sum(dim=0).clamp(min=1).float()
+
+
+def _like(per_row: Tensor, values: Tensor) -> Tensor:
+    return per_row.view(-1, *[1] * (values.dim() - 1))
