@@ -89,6 +89,10 @@ class WorkloadConfig:
     path: str | None = None
     # source=model: overrides of a training config, as for sparse2d.train.
     train: list[str] = field(default_factory=list)
+    # Model whose published points stand beside the modelled ones: exfm or ctr; null = none.
+    paper: str | None = None
+    # Published points that the tables were chosen to meet, "model num_gpus num_groups": these are never predictions.
+    fitted_on: list[str] = field(default_factory=list)
     # What had to be assumed, in words; printed by validate.
     assumptions: list[str] = field(default_factory=list)
 
@@ -135,12 +139,26 @@ class ConstantsConfig:
     alltoall_efficiency: float = MISSING
     # Share of the dense part's time during which all-to-alls of pooled rows can run beside it.
     overlap_share: float = MISSING
-    # Published points that they, or the workload made for them, were fitted on: "model num_gpus num_groups".
+    # Published points that they were fitted on: "model num_gpus num_groups".
     fitted_on: list[str] = field(default_factory=list)
 
 
-# Unit: a share in all three cases.
-FREE = {"dense_efficiency": (0.05, 0.8), "alltoall_efficiency": (0.2, 1.0), "overlap_share": (0.0, 0.8)}
+@dataclass(frozen=True)
+class FreeConstant:
+    """A constant that may be fitted: its meaning, its plausible range, and its value where nothing is known."""
+
+    meaning: str
+    low: float
+    high: float
+    assumed: float
+
+
+# The unit of each is a share. In this order they are freed, one for each point to fit.
+FREE = {
+    "dense_efficiency": FreeConstant("share of peak FLOP/s in the dense part", 0.05, 0.8, 0.35),
+    "alltoall_efficiency": FreeConstant("share of the NIC's rate in all-to-alls", 0.2, 1.0, 0.6),
+    "overlap_share": FreeConstant("share of dense time beside all-to-alls", 0.0, 0.8, 0.3),
+}
 
 
 @dataclass
@@ -193,8 +211,6 @@ class SimulateConfig:
     grid: GridConfig = field(default_factory=GridConfig)
     # Name of the table that a sweep writes to results_dir/tables; null = the experiment's.
     table: str | None = None
-    # Model whose published points stand beside the modelled ones: exfm or ctr; null = none.
-    paper: str | None = None
     # Published points that calibrate and validate fit: full model parallelism at these GPU counts.
     fit_num_gpus: list[int] = field(default_factory=lambda: [256, 512, 1024])
 

@@ -69,6 +69,7 @@ class Prediction:
         imbalance: max / mean over the ranks of a group: lookups, bytes (sent and received), time.
         qps: samples a second of all ranks.
         averaging_bytes: sent by the busiest rank in one averaging.
+        exchange: seconds of one all-to-all of pooled rows, hidden or not.
     """
 
     mesh: Mesh
@@ -80,6 +81,7 @@ class Prediction:
     imbalance: dict[str, float]
     qps: float
     averaging_bytes: float
+    exchange: float
 
     @property
     def oom(self) -> bool:
@@ -92,12 +94,13 @@ class Prediction:
         return 100 * self.memory.total / self.capacity
 
 
-def predict(config: SimulateConfig, workload: Workload | None = None) -> Prediction:
+def predict(config: SimulateConfig, workload: Workload | None = None, balanced: bool = False) -> Prediction:
     """The prediction for the options' layout.
 
     Args:
         config: checked options.
         workload: made from them before, if it was.
+        balanced: as if every rank had the mean of all ranks' work: what imbalance costs.
 
     Raises:
         UserError: if T and M, or tables and memory, do not go together.
@@ -109,7 +112,9 @@ def predict(config: SimulateConfig, workload: Workload | None = None) -> Predict
     placement = _placed(workload, cluster, layout)
     moved = volumes(workload, placement, cluster)
     averaged = _averaged_bytes(workload, placement, mesh, config.sync)
-    step, hidden, busy = _step(workload, moved, averaged, mesh, hardware, config.constants, config.sync)
+    if balanced:
+        moved, averaged = moved.balanced(), np.full_like(averaged, averaged.mean())
+    step, hidden, exchange, busy = _step(workload, moved, averaged, mesh, hardware, config.constants, config.sync)
     memory = _memory(workload, moved, averaged if config.sync.rows is not SyncRows.all else np.zeros(mesh.group_size))
     traffic = moved.pooled
     sent = traffic.sent_local + traffic.sent_remote + traffic.received_local + traffic.received_remote
@@ -122,7 +127,8 @@ def predict(config: SimulateConfig, workload: Workload | None = None) -> Predict
         usable=hardware.memory_gb * GB * hardware.usable_memory_share,
         imbalance={"lookups": _imbalance(moved.lookups), "bytes": _imbalance(sent), "time": _imbalance(busy)},
         qps=config.num_gpus * workload.batch_per_gpu / step.total,
-        averaging_bytes=_sent_in_averaging(averaged, mesh),
+        averaging_bytes=float(2 * (mesh.num_groups - 1) / mesh.num_groups * averaged.max()),
+        exchange=exchange,
     )
 
 
@@ -174,10 +180,6 @@ def _averaged_bytes(workload: Workload, placement: Placement, mesh: Mesh, sync: 
     return np.where(touched < every, touched, every) if sync.rows is SyncRows.auto else touched
 
 
-def _sent_in_averaging(averaged: Floats, mesh: Mesh) -> float:
-    return float(2 * (mesh.num_groups - 1) / mesh.num_groups * averaged.max())
-
-
 def _step(
     workload: Workload,
     moved: Volumes,
@@ -186,8 +188,8 @@ def _step(
     hardware: HardwareConfig,
     constants: ConstantsConfig,
     sync: AveragingConfig,
-) -> tuple[StepTime, float, Floats]:
-    """The step's phases, what is hidden, and each rank's own busy time.
+) -> tuple[StepTime, float, float, Floats]:
+    """The step's phases, what is hidden, one exchange of pooled rows, and each rank's own busy time.
 
     Every collective waits for all, so each phase between two of them takes as long as on its slowest rank. Two
     streams: ids of the next batch travel beside the whole step; pooled rows and their gradients beside
@@ -232,7 +234,7 @@ def _step(
     own = np.maximum(moved.pooled.sent_remote, moved.pooled.received_remote)
     busy = read * ROW_PASSES + 2 * own / (hardware.nic_gb_per_s * GB * constants.alltoall_efficiency)
     hidden = beside_forward + beside_backward + gradients_hidden + ids - step.input_dist
-    return step, hidden, busy
+    return step, hidden, pooled, busy
 
 
 def _memory(workload: Workload, moved: Volumes, averaging: Floats) -> Memory:

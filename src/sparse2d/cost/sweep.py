@@ -41,8 +41,8 @@ COLUMNS = [
     "scaling_factor_pct",
     "peak_memory_pct",
     "imbalance",
-    "imbalance_lookups",
     "imbalance_bytes",
+    "imbalance_time",
     "oom",
     "step_ms",
     "input_dist_ms",
@@ -54,6 +54,7 @@ COLUMNS = [
     "dense_all_reduce_ms",
     "averaging_ms",
     "hidden_ms",
+    "all_to_all_ms",
     "weights_gb",
     "optimizer_state_gb",
     "activations_gb",
@@ -85,7 +86,9 @@ def sweep_rows(config: SimulateConfig) -> list[Row]:
     """One row for each layout of the grid, then the published ones."""
     workload = make_workload(config.workload)
     rows = [layout_row(point, workload) for point in grid_points(config)]
-    rows += [_published_row(point) for point in published(config.paper)] if config.paper else []
+    gpus = {row["num_gpus"] for row in rows}
+    if config.workload.paper is not None:
+        rows += [_published_row(point) for point in published(config.workload.paper) if point.num_gpus in gpus]
     _add_scaling(rows)
     order = {"full_mp": 0, "sparse_2d": 1}
     return sorted(
@@ -110,13 +113,14 @@ def grid_points(config: SimulateConfig) -> Iterator[SimulateConfig]:
                 )
 
 
-def layout_row(config: SimulateConfig, workload: Workload) -> Row:
-    """The table's row of one layout; one whose tables do not fit a group has no times."""
+def layout_row(config: SimulateConfig, workload: Workload, quiet: bool = False) -> Row:
+    """The table's row of one layout; one whose tables do not fit a group has no times, which is said unless ``quiet``."""
     layout = config.parallelism
-    key = point_key(config.paper, config.num_gpus, layout.num_groups)
+    key = point_key(config.workload.paper, config.num_gpus, layout.num_groups)
+    fitted_on = [*config.constants.fitted_on, *config.workload.fitted_on]
     row: Row = dict.fromkeys(COLUMNS) | {
         "label": LABEL,
-        "role": "fit" if key in config.constants.fitted_on else "prediction",
+        "role": "fit" if key in fitted_on else "prediction",
         "model": workload.name,
         "hardware": config.hardware.name,
         "num_gpus": config.num_gpus,
@@ -133,14 +137,15 @@ def layout_row(config: SimulateConfig, workload: Workload) -> Row:
     try:
         return row | _figures(predict(config, workload))
     except DoesNotFitError as error:
-        log.info("T = %d, M = %d: %s", config.num_gpus, layout.num_groups, error)
+        if not quiet:
+            log.info("T = %d, M = %d: %s", config.num_gpus, layout.num_groups, error)
         return row | {"oom": True}
 
 
 def fingerprint(config: SimulateConfig) -> str:
     """16 hex digits over all options that decide the prediction."""
     content = plain(config)
-    for name in ("experiment", "task", "results_dir", "grid", "table", "paper", "fit_num_gpus"):
+    for name in ("experiment", "task", "results_dir", "grid", "table", "fit_num_gpus"):
         del content[name]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -149,9 +154,10 @@ def _figures(prediction: Prediction) -> Row:
     memory = prediction.memory
     figures: Row = {
         "peak_memory_pct": prediction.peak_memory_pct,
-        "imbalance": prediction.imbalance["time"],
-        "imbalance_lookups": prediction.imbalance["lookups"],
+        "imbalance": prediction.imbalance["lookups"],
         "imbalance_bytes": prediction.imbalance["bytes"],
+        "imbalance_time": prediction.imbalance["time"],
+        "all_to_all_ms": 1e3 * prediction.exchange,
         "oom": prediction.oom,
         "step_ms": 1e3 * prediction.step.total,
         "hidden_ms": 1e3 * prediction.hidden,
@@ -209,14 +215,15 @@ SHOWN = {
     "label": ("label", ""),
     "role": ("role", ""),
     "num_gpus": ("T", "d"),
-    "parallelism": ("parallelism", ""),
+    "parallelism": ("layout", ""),
     "num_groups": ("M", "d"),
     "sync_interval": ("K", "d"),
     "qps": ("QPS", ".3g"),
-    "scaling_factor_pct": ("scaling %", ".1f"),
-    "step_ms": ("step ms", ".0f"),
-    "peak_memory_pct": ("memory %", ".1f"),
-    "imbalance": ("imbalance", ".2f"),
+    "scaling_factor_pct": ("scale %", ".1f"),
+    "step_ms": ("step ms", ".1f"),
+    "all_to_all_ms": ("a2a ms", ".1f"),
+    "peak_memory_pct": ("mem %", ".1f"),
+    "imbalance": ("imbal.", ".2f"),
 }
 
 
@@ -224,7 +231,7 @@ def show(rows: Sequence[Row], title: str) -> None:
     """Print what a reader compares."""
     cells = [
         [*("-" if row[name] is None else format(row[name], form) for name, (_, form) in SHOWN.items())]
-        + ["OOM" if row["oom"] else "fits"]
+        + ["OOM" if row["oom"] else "yes"]
         for row in rows
     ]
-    Console(width=WIDTH).print(text_table(title, [*(heading for heading, _ in SHOWN.values()), "verdict"], cells))
+    Console(width=WIDTH).print(text_table(title, [*(heading for heading, _ in SHOWN.values()), "fits"], cells))

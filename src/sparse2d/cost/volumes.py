@@ -1,6 +1,6 @@
 """What each rank of a group reads, sends, receives and holds in one step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -37,6 +37,20 @@ class Volumes:
     id_buffers: Floats
     pooled_buffers: Floats
 
+    def balanced(self) -> "Volumes":
+        """Every rank with the mean of all: what it would be without imbalance."""
+
+        def mean(value: Floats) -> Floats:
+            return np.full_like(value, value.mean())
+
+        def same(traffic: Traffic) -> Traffic:
+            return Traffic(*(mean(getattr(traffic, field.name)) for field in fields(Traffic)))
+
+        of_each = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Volumes(
+            **{name: same(value) if isinstance(value, Traffic) else mean(value) for name, value in of_each.items()}
+        )
+
 
 def volumes(workload: Workload, placement: Placement, cluster: Cluster) -> Volumes:
     """The volumes of one step; all bytes sent are received.
@@ -45,7 +59,7 @@ def volumes(workload: Workload, placement: Placement, cluster: Cluster) -> Volum
     each of the rank's samples. With a fan (rows of a table over the ranks of one host) those ranks first sum their
     vectors, each for its part of the samples.
     """
-    n, local, batch = cluster.group_size, cluster.ranks_per_host, workload.batch_per_gpu
+    n, batch = cluster.group_size, workload.batch_per_gpu
     rank, fan = placement.rank, placement.fan
 
     def total(values: Floats) -> Floats:
@@ -62,8 +76,8 @@ def volumes(workload: Workload, placement: Placement, cluster: Cluster) -> Volum
     return Volumes(
         lookups=total(lookups),
         lookup_bytes=total(lookups * placement.columns * workload.weight_bytes),
-        ids=_traffic(total(ids), np.zeros(n), n, local).reversed(),
-        pooled=_traffic(total(wire / fan), total(inside), n, local).forward(),
+        ids=_inwards(total(ids), cluster),
+        pooled=_outwards(total(wire / fan), total(inside), cluster),
         weights=total(placement.rows * placement.columns * workload.weight_bytes),
         state=total(placement.rows * workload.state_bytes_per_row),
         id_buffers=ID_COPIES * total(n * ids),
@@ -72,32 +86,22 @@ def volumes(workload: Workload, placement: Placement, cluster: Cluster) -> Volum
     )
 
 
-@dataclass(frozen=True)
-class _Exchange:
-    """To each other rank, a rank sends what is ``to_each`` of it; ``inside`` moves among the ranks of a host."""
-
-    to_each: Floats
-    inside: Floats
-    n: int
-    local: int
-
-    def forward(self) -> Traffic:
-        host = np.repeat(self.to_each.reshape(-1, self.local).sum(1), self.local)
-        from_host = host - self.to_each
-        return Traffic(
-            sent_local=(self.local - 1) * self.to_each + self.inside,
-            sent_remote=(self.n - self.local) * self.to_each,
-            received_local=from_host + self.inside,
-            received_remote=self.to_each.sum() - host,
-        )
-
-    def reversed(self) -> Traffic:
-        there = self.forward()
-        return Traffic(there.received_local, there.received_remote, there.sent_local, there.sent_remote)
+def _outwards(to_each: Floats, inside: Floats, cluster: Cluster) -> Traffic:
+    """Traffic where a rank sends ``to_each`` to each other rank, and ``inside`` around among those of its host."""
+    n, local = cluster.group_size, cluster.ranks_per_host
+    host = np.repeat(to_each.reshape(-1, local).sum(1), local)
+    return Traffic(
+        sent_local=(local - 1) * to_each + inside,
+        sent_remote=(n - local) * to_each,
+        received_local=host - to_each + inside,
+        received_remote=to_each.sum() - host,
+    )
 
 
-def _traffic(to_each: Floats, inside: Floats, n: int, local: int) -> _Exchange:
-    return _Exchange(to_each, inside, n, local)
+def _inwards(from_each: Floats, cluster: Cluster) -> Traffic:
+    """Traffic where a rank gets ``from_each`` from each other rank: the other way round."""
+    out = _outwards(from_each, np.zeros_like(from_each), cluster)
+    return Traffic(out.received_local, out.received_remote, out.sent_local, out.sent_remote)
 
 
 def distinct_rows(rows: Floats, zipf: Floats, draws: Floats) -> Floats:
