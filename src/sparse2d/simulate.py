@@ -1,4 +1,4 @@
-"""``python -m sparse2d.simulate``: what the cost model predicts for a cluster, a table of layouts, or which M to use."""
+"""``python -m sparse2d.simulate``: the cost model for one cluster layout, a table of them, or the best M."""
 
 import sys
 

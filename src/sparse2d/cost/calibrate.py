@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -63,7 +64,8 @@ def fit(config: SimulateConfig, workload: Workload, points: Sequence[Published])
     low, high = np.array([(FREE[name].low, FREE[name].high) for name in free]).T
 
     def constants(values: Sequence[float]) -> ConstantsConfig:
-        return replace(config.constants, **dict(zip(free, map(float, values), strict=True)))
+        found: dict[str, Any] = dict(zip(free, map(float, values), strict=True))
+        return replace(config.constants, **found)
 
     def residuals(values: Sequence[float]) -> list[float]:
         errors = []
@@ -90,7 +92,9 @@ def calibrate(config: SimulateConfig) -> None:
     console = Console(width=WIDTH)
     console.print(constants_table(fitted))
     lines = [f"{name}: {getattr(fitted.constants, name):.4f}" for name in FREE]
-    console.print("\n".join([*lines, f"fitted_on: [{', '.join(fitted.constants.fitted_on)}]"]), highlight=False, markup=False)
+    console.print(
+        "\n".join([*lines, f"fitted_on: [{', '.join(fitted.constants.fitted_on)}]"]), highlight=False, markup=False
+    )
 
 
 def constants_table(fitted: Fit) -> Table:
@@ -100,6 +104,8 @@ def constants_table(fitted: Fit) -> Table:
         origin = "fitted" if name in fitted.free else "held"
         if fitted.at_bound(name):
             origin += ", at the end of its range"
-        rows.append([name, f"{getattr(fitted.constants, name):.4f}", f"{free.low:g} to {free.high:g}", origin, free.meaning])
+        rows.append(
+            [name, f"{getattr(fitted.constants, name):.4f}", f"{free.low:g} to {free.high:g}", origin, free.meaning]
+        )
     title = f"constants, fitted on full MP at {', '.join(str(point.num_gpus) for point in fitted.points)} GPUs"
     return text_table(title, ["constant", "value", "plausible", "origin", "meaning (unit: a share)"], rows)

@@ -35,7 +35,7 @@ class StepTime:
     @property
     def total(self) -> float:
         """Of the step."""
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Memory:
     @property
     def total(self) -> float:
         """Peak."""
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _averaged_bytes(workload: Workload, placement: Placement, mesh: Mesh, sync: 
 
     def total(rows: Floats, id_bytes: float) -> Floats:
         row_bytes = placement.columns * workload.weight_bytes + workload.state_bytes_per_row + id_bytes
-        return np.bincount(placement.rank, rows * row_bytes, minlength=mesh.group_size)
+        return np.bincount(placement.rank, rows * row_bytes, minlength=mesh.group_size).astype(np.float64)
 
     every = total(placement.rows, 0)
     if sync.rows is SyncRows.all:
@@ -216,9 +216,7 @@ def _step(
         workload.dense_params * workload.dense_wire_bytes, mesh.world_size, gpus_per_host, hardware
     )
     gradients_hidden = min(gradients, backward - beside_backward)
-    averaging = all_reduce_s(
-        float(averaged.max()), mesh.num_groups, replicas_per_host(mesh, gpus_per_host), hardware
-    )
+    averaging = all_reduce_s(float(averaged.max()), mesh.num_groups, replicas_per_host(mesh, gpus_per_host), hardware)
     step = StepTime(
         input_dist=0.0,
         lookup=slow * float(read.max()),
@@ -240,7 +238,8 @@ def _step(
 def _memory(workload: Workload, moved: Volumes, averaging: Floats) -> Memory:
     parts = [moved.weights, moved.state, moved.id_buffers, moved.pooled_buffers, averaging]
     fullest = int(np.argmax(sum(parts)))
-    return Memory(*(float(part[fullest]) for part in parts), dense=workload.dense_memory)
+    weights, state, ids, pooled, averaged = (float(part[fullest]) for part in parts)
+    return Memory(weights, state, ids, pooled, averaged, workload.dense_memory)
 
 
 def _imbalance(values: Floats) -> float:

@@ -10,17 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparse2d.config import ShardingKind
 from sparse2d.cost.config import LayoutConfig
-from sparse2d.cost.workload import Floats, Workload
+from sparse2d.cost.workload import ID_BYTES, LENGTH_BYTES, Floats, Workload
 from sparse2d.errors import UserError
 from sparse2d.plan import read_plan
 
 MIN_COLUMNS = 32
+# Copies of the ids in memory at once: the batch computed, the one on its way (TorchRec's sparse pipeline), and what the
+# fused backward makes of the former to group equal rows (linear, sorted, their origins and run lengths).
+ID_COPIES = 2 + 4
 # A table is split by columns while a part costs more than this share of what a rank has on average.
 LARGE_PART = 0.25
 # Rows are read in the forward pass, read and written in the backward pass.
@@ -150,6 +154,15 @@ def shard_costs(
     return read / cluster.memory_rate + sent / cluster.network_rate + averaged / cluster.averaging_rate
 
 
+def held_bytes(
+    workload: Workload, cluster: Cluster, table: NDArray[np.int64], rows: Floats, columns: Floats, share: Floats
+) -> Floats:
+    """Memory that shards take of their rank: weights, optimizer state, copies of ids, pooled rows to be sent."""
+    batch = workload.batch_per_gpu * cluster.group_size
+    ids = ID_COPIES * batch * (share * workload.pooling[table] * ID_BYTES + LENGTH_BYTES)
+    return stored_bytes(workload, rows, columns) + ids + batch * columns * workload.activation_bytes
+
+
 def stored_bytes(workload: Workload, rows: Floats, columns: Floats) -> Floats:
     """Weights and optimizer state of shards."""
     return rows * (columns * workload.weight_bytes + workload.state_bytes_per_row)
@@ -179,14 +192,16 @@ class _Shards:
 
     def __init__(self, workload: Workload, cluster: Cluster) -> None:
         self._workload, self._cluster = workload, cluster
-        self._pieces: list[tuple[Floats, ...]] = []
+        self._pieces: list[tuple[NDArray[Any], ...]] = []
         self._load = np.zeros(cluster.group_size)
-        self._free = np.full(cluster.group_size, cluster.rank_memory)
+        # Pooled rows of the own batch and their gradients are on every rank.
+        received = 2 * workload.batch_per_gpu * workload.dims.sum() * workload.activation_bytes
+        self._free = np.full(cluster.group_size, cluster.rank_memory - received)
 
     def add_rows(self, table: int, ranks: NDArray[np.int64], fan: int) -> None:
         """Spread the rows of a table equally over some ranks; the hottest id is on one of them."""
         workload, count = self._workload, len(ranks)
-        rows = np.diff(np.round(np.linspace(0, workload.rows[table], count + 1)))
+        rows: Floats = np.diff(np.round(np.linspace(0, workload.rows[table], count + 1))).astype(np.float64)
         hottest = workload.hottest_share[table]
         share = np.full(count, (1 - hottest) / count)
         # Ids are taken to be hashed: which rank has the hottest one is arbitrary, but the same in every run.
@@ -202,7 +217,9 @@ class _Shards:
             free = self._free[starts]
             fitting = free >= stored
             # Memory comes first: hosts hold few of these tables, and each is large.
-            host = int(np.argmin(np.where(fitting, self._load[starts], np.inf))) if fitting.any() else int(free.argmax())
+            host = (
+                int(np.argmin(np.where(fitting, self._load[starts], np.inf))) if fitting.any() else int(free.argmax())
+            )
             self.add_rows(int(table), np.arange(starts[host], starts[host] + size), fan=size)
 
     def add_parts(self, parts: tuple[NDArray[np.int64], Floats]) -> None:
@@ -218,17 +235,18 @@ class _Shards:
                 f"table {workload.table_names[table[index]]} takes {stored[index] / GB:.1f} GB on one rank, which has "
                 f"{self._cluster.rank_memory / GB:.1f} GB; allow row_wise in parallelism.sharding"
             )
+        held = held_bytes(workload, self._cluster, table, rows, columns, ones)
         heap = [(load, rank) for rank, load in enumerate(self._load)]
         heapq.heapify(heap)
         chosen = np.zeros(len(table), np.int64)
         for index in np.argsort(-cost, kind="stable"):
             passed = []
-            while heap and self._free[heap[0][1]] < stored[index]:
+            while heap and self._free[heap[0][1]] < held[index]:
                 passed.append(heapq.heappop(heap))
             # Where nothing has room, the fullest rank shows in the memory verdict.
             load, rank = heapq.heappop(heap) if heap else passed.pop(int(np.argmax([self._free[r] for _, r in passed])))
             chosen[index] = rank
-            self._free[rank] -= stored[index]
+            self._free[rank] -= held[index]
             for entry in passed:
                 heapq.heappush(heap, entry)
             heapq.heappush(heap, (load + cost[index], rank))
@@ -247,7 +265,7 @@ class _Shards:
         self._pieces.append((table, rank, rows, columns, share, np.full(len(table), fan)))
         if place:
             self._load[rank] += shard_costs(self._workload, self._cluster, table, rows, columns, share, fan)
-            self._free[rank] -= stored_bytes(self._workload, rows, columns)
+            self._free[rank] -= held_bytes(self._workload, self._cluster, table, rows, columns, share)
 
     def placement(self) -> Placement:
         """All shards so far."""
@@ -283,4 +301,3 @@ def from_plan(workload: Workload, path: Path, cluster: Cluster) -> Placement:
             shards.append((index[table.name], shard.rank, rows, columns, rows / table.rows, fan))
     array = np.asarray(shards, np.float64)
     return Placement(array[:, 0].astype(np.int64), array[:, 1].astype(np.int64), *array[:, 2:].T)
-

@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from sparse2d.config import ShardingKind
+from sparse2d.config import ShardingKind, SyncRows
 from sparse2d.cost.config import FREE, SimulateConfig
 from sparse2d.cost.model import GB, Prediction, predict
 from sparse2d.cost.placement import DoesNotFitError
@@ -121,6 +122,7 @@ def reasons(winner: Choice, workload: Workload, same_placement: list[Choice]) ->
         f"{LABEL}: flat within {FLAT_PCT:g} % for M in {flat}",
         f"{LABEL}: {_next_group(winner, same_placement)}",
         *(f"{LABEL}: {line}" for line in binding(winner, workload)),
+        *(f"{LABEL}: {line}" for line in _touched(winner, workload)),
     ]
 
 
@@ -155,6 +157,17 @@ def binding(winner: Choice, workload: Workload) -> list[str]:
     return [f"what binds, as QPS gained: {shares}"]
 
 
+def _touched(winner: Choice, workload: Workload) -> list[str]:
+    """What averaging touched rows instead of all would change."""
+    if winner.config.sync.rows is not SyncRows.all:
+        return []
+    config = replace(winner.config, sync=replace(winner.config.sync, rows=SyncRows.auto))
+    found = best(config, workload, PLACEMENTS)
+    if found is None:
+        return []
+    return [f"with sync.rows=auto: best M = {found.num_groups}, {found.qps / winner.qps:.2f} x that"]
+
+
 def tornado(config: SimulateConfig, workload: Workload, placements: dict[str, list[ShardingKind]]) -> list[Row]:
     """Best M and its QPS with each input lower and higher, the most influential first."""
     rows: list[Row] = []
@@ -172,26 +185,27 @@ Change = Callable[[float], tuple[SimulateConfig, Workload]]
 def _inputs(config: SimulateConfig, workload: Workload) -> Iterator[tuple[str, Change, float, float]]:
     """Name, how to change it, and its two ends; constants go to the ends of their plausible ranges."""
 
-    def of_hardware(name: str) -> Change:
-        return lambda value: (replace(config, hardware=replace(config.hardware, **{name: value})), workload)
+    def of(part: str, name: str) -> Change:
+        def change(value: float) -> tuple[SimulateConfig, Workload]:
+            changed: Any = replace(getattr(config, part), **{name: value})
+            return replace(config, **{part: changed}), workload
 
-    def of_constants(name: str) -> Change:
-        return lambda value: (replace(config, constants=replace(config.constants, **{name: value})), workload)
+        return change
 
     def of_workload(name: str) -> Change:
         return lambda value: (config, replace(workload, **{name: type(getattr(workload, name))(value)}))
 
     for name in ("nic_gb_per_s", "host_gb_per_s", "memory_gb_per_s", "memory_gb"):
         value = getattr(config.hardware, name)
-        yield name, of_hardware(name), value / CHANGE, value * CHANGE
+        yield name, of("hardware", name), value / CHANGE, value * CHANGE
     for name, free in FREE.items():
-        yield name, of_constants(name), free.low, free.high
+        yield name, of("constants", name), free.low, free.high
     for name in ("batch_per_gpu", "dense_flops"):
         value = getattr(workload, name)
         yield name, of_workload(name), value / CHANGE, value * CHANGE
     yield "pooling (factor)", lambda f: (config, replace(workload, pooling=workload.pooling * f)), 1 / CHANGE, CHANGE
     yield "rows (factor)", lambda f: (config, replace(workload, rows=workload.rows * f)), 1 / CHANGE, CHANGE
-    yield "slow_host_share", of_hardware("slow_host_share"), 0.0, 0.01
+    yield "slow_host_share", of("hardware", "slow_host_share"), 0.0, 0.01
 
 
 def _grid_rows(config: SimulateConfig, workload: Workload) -> list[Row]:
@@ -212,7 +226,7 @@ def _grid_table(config: SimulateConfig, rows: list[Row]) -> Table:
     for num_groups in dict.fromkeys(row["num_groups"] for row in rows):
         of_m = {(r["placement"], r["sync_interval"]): r for r in rows if r["num_groups"] == num_groups}
         if any(row["qps"] for row in of_m.values()):
-            shown = ["OOM" if of_m[key]["oom"] else f"{of_m[key]['qps']:.4g}" for key in columns]
+            shown = ["OOM" if of_m[key]["oom"] else f"{of_m[key]['qps']:.3g}" for key in columns]
             memory = min((r["peak_memory_pct"] for r in of_m.values() if r["peak_memory_pct"]), default=None)
             cells.append([str(num_groups), "-" if memory is None else f"{memory:.0f}", *shown])
     headings = ["M", "mem %", *(f"{SHORT[name]} K={interval}" for name, interval in columns)]
@@ -230,6 +244,8 @@ def _tornado_table(bars: list[Row]) -> Table:
             return ["nothing fits", "-"]
         return [f"{row[f'qps_{side}']:.4g}", str(row[f"num_groups_{side}"])]
 
-    cells = [[row["input"], f"{row['low']:.4g}", *end(row, "low"), f"{row['high']:.4g}", *end(row, "high")] for row in bars]
+    cells = [
+        [row["input"], f"{row['low']:.4g}", *end(row, "low"), f"{row['high']:.4g}", *end(row, "high")] for row in bars
+    ]
     headings = ["input", "low", "QPS", "best M", "high", "QPS", "best M"]
     return text_table(f"what the recommendation hangs on ({LABEL})", headings, cells)

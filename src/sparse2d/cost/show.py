@@ -32,9 +32,13 @@ def show_point(config: SimulateConfig) -> None:
 
 def verdict(prediction: Prediction) -> str:
     """Whether it fits, with the numbers."""
-    peak, usable, all_of_it = (value / GB for value in (prediction.memory.total, prediction.usable, prediction.capacity))
+    peak, usable, all_of_it = (
+        value / GB for value in (prediction.memory.total, prediction.usable, prediction.capacity)
+    )
     fits = "OUT OF MEMORY" if prediction.oom else "fits"
-    return f"{fits}: peak {peak:.1f} GB of {usable:.1f} GB usable ({prediction.peak_memory_pct:.1f} % of {all_of_it:g} GB)"
+    return (
+        f"{fits}: peak {peak:.1f} GB of {usable:.1f} GB usable ({prediction.peak_memory_pct:.1f} % of {all_of_it:g} GB)"
+    )
 
 
 def _time_table(prediction: Prediction) -> Table:
@@ -47,9 +51,7 @@ def _time_table(prediction: Prediction) -> Table:
 
 def _memory_table(prediction: Prediction) -> Table:
     parts = asdict(prediction.memory) | {"peak": prediction.memory.total}
-    rows = [
-        [name, f"{value / GB:.2f}", f"{100 * value / prediction.capacity:.1f}"] for name, value in parts.items()
-    ]
+    rows = [[name, f"{value / GB:.2f}", f"{100 * value / prediction.capacity:.1f}"] for name, value in parts.items()]
     return text_table(f"memory of the fullest rank ({LABEL})", ["part", "GB", "% of memory"], rows)
 
 

@@ -114,7 +114,7 @@ def grid_points(config: SimulateConfig) -> Iterator[SimulateConfig]:
 
 
 def layout_row(config: SimulateConfig, workload: Workload, quiet: bool = False) -> Row:
-    """The table's row of one layout; one whose tables do not fit a group has no times, which is said unless ``quiet``."""
+    """The table's row of one layout; one whose tables do not fit a group has no times (said unless ``quiet``)."""
     layout = config.parallelism
     key = point_key(config.workload.paper, config.num_gpus, layout.num_groups)
     fitted_on = [*config.constants.fitted_on, *config.workload.fitted_on]
@@ -172,12 +172,16 @@ def _figures(prediction: Prediction) -> Row:
 
 def _published_row(point: Published) -> Row:
     values = {name: value for name, value in asdict(point).items() if name in COLUMNS}
-    return dict.fromkeys(COLUMNS) | values | {
-        "label": "paper",
-        "role": "published",
-        "group_size": point.num_gpus // point.num_groups,
-        "fingerprints": point.source,
-    }
+    return (
+        dict.fromkeys(COLUMNS)
+        | values
+        | {
+            "label": "paper",
+            "role": "published",
+            "group_size": point.num_gpus // point.num_groups,
+            "fingerprints": point.source,
+        }
+    )
 
 
 def _add_scaling(rows: Sequence[Row]) -> None:
@@ -230,8 +234,10 @@ SHOWN = {
 def show(rows: Sequence[Row], title: str) -> None:
     """Print what a reader compares."""
     cells = [
-        [*("-" if row[name] is None else format(row[name], form) for name, (_, form) in SHOWN.items())]
-        + ["OOM" if row["oom"] else "yes"]
+        [
+            *("-" if row[name] is None else format(row[name], form) for name, (_, form) in SHOWN.items()),
+            "OOM" if row["oom"] else "yes",
+        ]
         for row in rows
     ]
     Console(width=WIDTH).print(text_table(title, [*(heading for heading, _ in SHOWN.values()), "fits"], cells))

@@ -49,13 +49,17 @@ def cases(config: SimulateConfig) -> Iterator[Case]:
     """What is assumed, then what else it could be: each unknown on its own."""
     yield Case("as assumed", config, {})
     for batch in (512, 2048):
-        yield Case(f"batch per GPU {batch}", replace(config, workload=replace(config.workload, batch_per_gpu=batch)), {})
+        yield Case(
+            f"batch per GPU {batch}", replace(config, workload=replace(config.workload, batch_per_gpu=batch)), {}
+        )
     yield Case("N = 512 at 4096 GPUs", config, {4096: 8})
     yield Case("no slow hosts", replace(config, hardware=replace(config.hardware, slow_host_share=0.0)), {})
     yield Case("averaging every 4 steps", replace(config, sync=replace(config.sync, interval=4)), {})
     for seed in (1, 2):
         generated = replace(config.workload.generated, seed=seed)
-        yield Case(f"tables of seed {seed}", replace(config, workload=replace(config.workload, generated=generated)), {})
+        yield Case(
+            f"tables of seed {seed}", replace(config, workload=replace(config.workload, generated=generated)), {}
+        )
     # The third constant must not know of the point that is left out.
     held = replace(config.constants, overlap_share=FREE["overlap_share"].assumed)
     yield Case("constants fitted on 256, 512", replace(config, fit_num_gpus=[256, 512], constants=held), {})
@@ -71,9 +75,7 @@ def evaluate(case: Case) -> tuple[Fit, list[Row]]:
     return fitted, [_row(case, point, fitted.constants, workload, base) for point in points]
 
 
-def _row(
-    case: Case, point: Published, constants: ConstantsConfig, workload: Workload, base: Published
-) -> Row:
+def _row(case: Case, point: Published, constants: ConstantsConfig, workload: Workload, base: Published) -> Row:
     num_groups = point.num_groups if point.num_groups == 1 else case.num_groups_at.get(point.num_gpus, point.num_groups)
     options = at(case.config, point.num_gpus, num_groups, constants)
     prediction: Prediction = predict(options, workload)

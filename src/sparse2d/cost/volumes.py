@@ -1,16 +1,13 @@
 """What each rank of a group reads, sends, receives and holds in one step."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from sparse2d.cost.network import Traffic
-from sparse2d.cost.placement import Cluster, Placement
+from sparse2d.cost.placement import ID_COPIES, Cluster, Placement
 from sparse2d.cost.workload import ID_BYTES, LENGTH_BYTES, Floats, Workload, harmonic
-
-# Copies of the ids in memory at once: the batch computed, the one on its way (TorchRec's sparse pipeline), and what the
-# fused backward makes of the former to group equal rows (linear, sorted, their origins and run lengths).
-ID_COPIES = 2 + 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +43,9 @@ class Volumes:
         def same(traffic: Traffic) -> Traffic:
             return Traffic(*(mean(getattr(traffic, field.name)) for field in fields(Traffic)))
 
-        of_each = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Volumes(
-            **{name: same(value) if isinstance(value, Traffic) else mean(value) for name, value in of_each.items()}
-        )
+        values: list[Any] = [getattr(self, field.name) for field in fields(self)]
+        means: list[Any] = [same(value) if isinstance(value, Traffic) else mean(value) for value in values]
+        return Volumes(*means)
 
 
 def volumes(workload: Workload, placement: Placement, cluster: Cluster) -> Volumes:
@@ -63,7 +59,7 @@ def volumes(workload: Workload, placement: Placement, cluster: Cluster) -> Volum
     rank, fan = placement.rank, placement.fan
 
     def total(values: Floats) -> Floats:
-        return np.bincount(rank, values, minlength=n)
+        return np.bincount(rank, values, minlength=n).astype(np.float64)
 
     pooling = workload.pooling[placement.table]
     # From one rank's batch, for this shard.

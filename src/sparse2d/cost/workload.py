@@ -40,7 +40,8 @@ class Workload:
     @cached_property
     def table_bytes(self) -> Floats:
         """Weights of each table."""
-        return self.rows * self.dims * self.weight_bytes
+        sizes: Floats = self.rows * self.dims * self.weight_bytes
+        return sizes
 
     @cached_property
     def digest(self) -> str:
@@ -51,7 +52,8 @@ class Workload:
     @cached_property
     def hottest_share(self) -> Floats:
         """Share of a table's ids that are its most frequent id, under Zipf's law."""
-        return 1 / harmonic(self.rows, self.zipf)
+        shares: Floats = 1 / harmonic(self.rows, self.zipf)
+        return shares
 
 
 def harmonic(rows: Floats, exponent: Floats) -> Floats:
@@ -62,7 +64,8 @@ def harmonic(rows: Floats, exponent: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         power = 1 - exponent
         tail = np.where(np.abs(power) < 1e-9, np.log(high / low), (high**power - low**power) / power)
-    return head + tail
+    total: Floats = head + tail
+    return total
 
 
 def make_workload(config: WorkloadConfig) -> Workload:
