@@ -1,6 +1,5 @@
 """The prediction for one layout: placement, volumes, memory and the step time of the slowest rank."""
 
-import math
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from sparse2d.config import SyncRows
 from sparse2d.cost.config import AveragingConfig, ConstantsConfig, HardwareConfig, LayoutConfig, SimulateConfig
 from sparse2d.cost.network import Traffic, all_reduce_s, all_to_all_s, replicas_per_host
-from sparse2d.cost.placement import ROW_PASSES, Cluster, Placement, place
+from sparse2d.cost.placement import HOST_COST, NETWORK_COST, ROW_PASSES, Cluster, Placement, place
 from sparse2d.cost.volumes import Volumes, distinct_rows, volumes
 from sparse2d.cost.workload import Floats, Workload, make_workload
 from sparse2d.errors import UserError
@@ -140,14 +139,13 @@ def _cluster(mesh: Mesh, hardware: HardwareConfig, workload: Workload, sync: Ave
     gpus_per_host = min(hardware.gpus_per_host, mesh.world_size)
     # What is averaged by touched rows does not follow the table's size, so that its size is no matter of balance.
     averages = mesh.num_groups > 1 and sync.rows is SyncRows.all
-    unit = all_reduce_s(GB, mesh.num_groups, replicas_per_host(mesh, gpus_per_host), hardware) / GB
+    sharing = replicas_per_host(mesh, gpus_per_host)
+    link_cost = HOST_COST if sharing >= mesh.num_groups else max(HOST_COST, NETWORK_COST / sharing)
     return Cluster(
         group_size=mesh.group_size,
         ranks_per_host=mesh.local_group_size(gpus_per_host),
         rank_memory=hardware.memory_gb * GB * hardware.usable_memory_share - workload.dense_memory,
-        memory_rate=hardware.memory_gb_per_s * GB * hardware.lookup_efficiency,
-        network_rate=hardware.nic_gb_per_s * GB,
-        averaging_rate=sync.interval / unit if averages else math.inf,
+        averaging_cost=2 * (1 - 1 / mesh.num_groups) * link_cost / sync.interval if averages else 0.0,
     )
 
 

@@ -25,6 +25,10 @@ MIN_COLUMNS = 32
 # Copies of the ids in memory at once: the batch computed, the one on its way (TorchRec's sparse pipeline), and what the
 # fused backward makes of the former to group equal rows (linear, sorted, their origins and run lengths).
 ID_COPIES = 2 + 4
+# What a byte costs beside one read from GPU memory: over the network and inside a host. Fixed ratios, as of current
+# clusters, so that a faster link never changes where tables lie.
+NETWORK_COST = 40
+HOST_COST = 5
 # A table is split by columns while a part costs more than this share of what a rank has on average.
 LARGE_PART = 0.25
 # Rows are read in the forward pass, read and written in the backward pass.
@@ -38,23 +42,19 @@ class DoesNotFitError(UserError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """What placement must know of the ranks of a group; rates, in bytes/s, are for comparing costs.
+    """What placement must know of the ranks of a group.
 
     Attributes:
         group_size: N.
         ranks_per_host: of the group.
         rank_memory: bytes for tables and what comes with them.
-        memory_rate: of reading rows.
-        network_rate: of sending pooled rows.
-        averaging_rate: bytes of tables that are averaged in a second of the step; infinite without replicas.
+        averaging_cost: of a byte of a table in each step, in bytes read from memory; 0 without replicas.
     """
 
     group_size: int
     ranks_per_host: int
     rank_memory: float
-    memory_rate: float
-    network_rate: float
-    averaging_rate: float
+    averaging_cost: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,12 +146,12 @@ def shard_costs(
     share: Floats,
     fan: float = 1.0,
 ) -> Floats:
-    """Seconds that shards cost their rank and step: reading rows, sending pooled rows both ways, averaging weights."""
+    """What shards cost their rank and step, in bytes read: rows, pooled rows sent both ways, weights averaged."""
     batch = workload.batch_per_gpu * cluster.group_size
     read = batch * workload.pooling[table] * share * columns * workload.weight_bytes * ROW_PASSES
     sent = 2 * batch * columns / fan * workload.wire_bytes
     averaged = stored_bytes(workload, rows, columns)
-    return read / cluster.memory_rate + sent / cluster.network_rate + averaged / cluster.averaging_rate
+    return read + NETWORK_COST * sent + cluster.averaging_cost * averaged
 
 
 def held_bytes(
