@@ -30,13 +30,6 @@ class TableSource(Enum):
     model = "model"
 
 
-class Planner(Enum):
-    """Who places the tables: the cost model's own greedy placement, or TorchRec's planner (imports torch, cached)."""
-
-    greedy = "greedy"
-    torchrec = "torchrec"
-
-
 @dataclass
 class GeneratedTables:
     """Tables drawn from a seed: sizes follow a power law, the largest tables have the widest rows."""
@@ -161,13 +154,15 @@ FREE = {
 }
 
 
+MODELLED = (ShardingKind.table_wise, ShardingKind.column_wise, ShardingKind.row_wise, ShardingKind.table_row_wise)
+
+
 @dataclass
 class LayoutConfig:
     """T = M x N and how the tables of a group are placed."""
 
     num_groups: int = 1
     replicas: Replicas = Replicas.intra_host
-    planner: Planner = Planner.greedy
     # Kinds that may be used. Of row_wise and table_row_wise the first one takes the large tables.
     sharding: list[ShardingKind] = field(default_factory=lambda: [ShardingKind.table_wise, ShardingKind.row_wise])
     # Tables from this size on have their rows split, where that is allowed; so do those that no rank can hold.
@@ -252,6 +247,17 @@ def check_simulate(config: SimulateConfig) -> None:
     for name, value in zero_or_more.items():
         if value is not None and not 0 <= value < math.inf:
             raise UserError(f"{name}={value} must be a finite number of at least 0")
+    for kind in config.parallelism.sharding:
+        if kind not in MODELLED:
+            raise UserError(
+                f"parallelism.sharding holds {kind.name}, which is not modelled; choose from "
+                f"{[modelled.name for modelled in MODELLED]}"
+            )
+    if ShardingKind.table_wise not in config.parallelism.sharding:
+        raise UserError(
+            f"parallelism.sharding={[kind.name for kind in config.parallelism.sharding]} lacks table_wise, which takes "
+            "the tables that are too small to be split"
+        )
     shares = {f"constants.{name}": getattr(config.constants, name) for name in FREE}
     shares |= {
         f"hardware.{name}": getattr(hardware, name)

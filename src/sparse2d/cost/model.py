@@ -107,7 +107,7 @@ def predict(config: SimulateConfig, workload: Workload | None = None, balanced: 
     workload = make_workload(config.workload) if workload is None else workload
     hardware, layout = config.hardware, config.parallelism
     mesh = _mesh(config)
-    cluster = _cluster(mesh, hardware, workload, config.sync)
+    cluster = cluster_of(config, workload)
     placement = _placed(workload, cluster, layout)
     moved = volumes(workload, placement, cluster)
     averaged = _averaged_bytes(workload, placement, mesh, config.sync)
@@ -135,7 +135,9 @@ def _mesh(config: SimulateConfig) -> Mesh:
     return Mesh(config.num_gpus, config.parallelism.num_groups, config.parallelism.replicas)
 
 
-def _cluster(mesh: Mesh, hardware: HardwareConfig, workload: Workload, sync: AveragingConfig) -> Cluster:
+def cluster_of(config: SimulateConfig, workload: Workload) -> Cluster:
+    """What placement must know of one group of the layout."""
+    mesh, hardware, sync = _mesh(config), config.hardware, config.sync
     gpus_per_host = min(hardware.gpus_per_host, mesh.world_size)
     # What is averaged by touched rows does not follow the table's size, so that its size is no matter of balance.
     averages = mesh.num_groups > 1 and sync.rows is SyncRows.all
