@@ -42,7 +42,7 @@ def refused(program, tmp_path):
         ("optimzer=sgd", "unknown option 'optimzer'; did you mean 'optimizer'?"),
         ("global_batchsize=64", "did you mean 'global_batch_size'?"),
         ("optimizer=sgdd", "no config optimizer/sgdd; choose from: adagrad, adam, momentum_"),
-        ("experiment=nosuch", "no config experiment/nosuch; choose from: best_m, "),
+        ("experiment=nosuch", "no config experiment/nosuch; choose from: batch_size, "),
         ("experiment=null", "each group (checkpoint, "),
         ("optimizer=3", "each group (checkpoint, "),
         ("optimizer.name=lamb", "optimizer.name: Invalid value 'lamb', expected one of [sgd, "),
@@ -113,11 +113,7 @@ def test_report_without_runs(program, tmp_path):
 
 
 def test_report_of_an_unknown_table(refused):
-<<<<<<< HEAD
     refused("report", "tables=[ne]", text="unknown table 'ne'; choose from: batch_size")
-=======
-    refused("report", "tables=[ne]", text="unknown table 'ne'; choose from: best_m, ")
->>>>>>> 1f6bec4 (Tests of the cost model)
 
 
 def test_bugs_keep_their_traceback(program, tmp_path, monkeypatch):

@@ -21,7 +21,8 @@ def exfm(simulate_config):
 
 def test_a_fit_finds_planted_constants(exfm):
     tables = make_workload(exfm.workload)
-    planted = replace(exfm.constants, dense_efficiency=0.5, alltoall_efficiency=0.45, overlap_share=0.15)
+    # As in the published points, exchanges are hidden on 256 GPUs: else dense part and overlap cannot be told apart.
+    planted = replace(exfm.constants, dense_efficiency=0.4, alltoall_efficiency=0.5, overlap_share=0.5)
     points = [replace(p, qps=predict(at(exfm, p.num_gpus, 1, planted), tables).qps) for p in fit_points(exfm)]
     found = fit(exfm, tables, points)
     for name in FREE:

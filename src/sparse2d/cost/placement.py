@@ -5,7 +5,6 @@ even when each table has one possible kind, counts row-wise input N times and le
 averaging, and does not start without torch. A test compares both on a small case.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -236,20 +235,16 @@ class _Shards:
                 f"{self._cluster.rank_memory / GB:.1f} GB; allow row_wise in parallelism.sharding"
             )
         held = held_bytes(workload, self._cluster, table, rows, columns, ones)
-        heap = [(load, rank) for rank, load in enumerate(self._load)]
-        heapq.heapify(heap)
         chosen = np.zeros(len(table), np.int64)
         for index in np.argsort(-cost, kind="stable"):
-            passed = []
-            while heap and self._free[heap[0][1]] < held[index]:
-                passed.append(heapq.heappop(heap))
-            # Where nothing has room, the fullest rank shows in the memory verdict.
-            load, rank = heapq.heappop(heap) if heap else passed.pop(int(np.argmax([self._free[r] for _, r in passed])))
+            loads = np.where(self._free >= held[index], self._load, np.inf)
+            rank = int(loads.argmin())
+            if loads[rank] == np.inf:
+                # Nothing has room: the memory verdict will show by how little.
+                rank = int(self._free.argmax())
             chosen[index] = rank
+            self._load[rank] += cost[index]
             self._free[rank] -= held[index]
-            for entry in passed:
-                heapq.heappush(heap, entry)
-            heapq.heappush(heap, (load + cost[index], rank))
         self._add(table, chosen, rows, columns, ones, 1.0, place=False)
 
     def _add(
