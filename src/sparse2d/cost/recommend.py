@@ -215,7 +215,9 @@ def _grid_rows(config: SimulateConfig, workload: Workload) -> list[Row]:
             for num_groups in divisors(config.num_gpus):
                 layout = replace(config.parallelism, num_groups=num_groups, sharding=kinds)
                 options = replace(config, parallelism=layout, sync=replace(config.sync, interval=interval))
-                rows.append({"placement": name} | layout_row(options, workload, quiet=True))
+                row = {"placement": name} | layout_row(options, workload, quiet=True)
+                # What was fitted, was fitted with the options' own placement.
+                rows.append(row if kinds == config.parallelism.sharding else row | {"role": "prediction"})
     return rows
 
 
