@@ -3,6 +3,7 @@
 # make check                                              environment + lint, format and type checks
 # make bench-ingest                                       rows/s of the ingest beside TorchRec's and polars'
 # make bench-sync                                         milliseconds and bytes of one averaging
+# make simulate                                         tables and figures of the cost model
 # make lock                                               pin requirements/*.txt anew from pyproject.toml
 # ACCEL=cpu (default) or ACCEL=cuda chooses the pinned list.
 
@@ -80,3 +81,12 @@ bench-sync: environment
 	@isolated=$$(unshare -rn sh -c 'ip link set lo up' 2>/dev/null && echo "unshare -rn"); \
 	$$isolated sh -c 'ip link set lo up 2>/dev/null; exec $(PY) experiments/sync_cost/bench.py'
 	$(PY) paper_figures/sync_cost.py
+
+# Every table and figure of the cost model; needs no GPU and a few seconds.
+.PHONY: simulate
+simulate: environment
+	for name in exfm_scaling ctr_table best_m memory_scaling imbalance lookup_latency validate recommend; do \
+	  $(PY) -m sparse2d.simulate experiment=$$name || exit 1; done
+	$(PY) -m sparse2d.simulate experiment=imbalance table=imbalance_column_wise workload.paper=null \
+	  'parallelism.sharding=[table_wise,column_wise,row_wise]' 'workload.fitted_on=[]' 'constants.fitted_on=[]'
+	for name in exfm_scaling best_m scaling_limits; do $(PY) paper_figures/$$name.py || exit 1; done

@@ -26,8 +26,15 @@ from sparse2d.config import (
     TrackingConfig,
     TrainConfig,
     WandbMode,
+    conf_dir,
     register_schemas,
 )
+
+
+def experiments_of(program: str) -> list[str]:
+    """Names of the experiments whose header says that they are of ``sparse2d.<program>``."""
+    files = (conf_dir() / "experiment").glob("*.yaml")
+    return sorted(path.stem for path in files if f"sparse2d.{program}" in path.read_text())
 
 
 @contextmanager

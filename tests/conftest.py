@@ -12,9 +12,10 @@ from configs import composing, tiny_data
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
-from sparse2d import preprocess, train
+from sparse2d import preprocess, simulate, train
 from sparse2d.cli import run_entry_point
 from sparse2d.config import PreprocessConfig, ReportConfig, TrainConfig, conf_dir
+from sparse2d.cost.config import SimulateConfig
 from sparse2d.data.prepare import prepare
 from sparse2d.report import __main__ as report
 
@@ -22,6 +23,7 @@ PROGRAMS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (TrainConfig, train.main),
     "preprocess": (PreprocessConfig, preprocess.main),
     "report": (ReportConfig, report.main),
+    "simulate": (SimulateConfig, simulate.main),
 }
 
 
@@ -83,3 +85,9 @@ def composed() -> Callable[..., DictConfig]:
 def train_config(composed: Callable[..., DictConfig]) -> Callable[..., TrainConfig]:
     """The typed options of ``train`` under some overrides."""
     return lambda *overrides: OmegaConf.to_object(composed("train", *overrides))
+
+
+@pytest.fixture(scope="session")
+def simulate_config(composed: Callable[..., DictConfig]) -> Callable[..., SimulateConfig]:
+    """The typed options of ``simulate`` under some overrides."""
+    return lambda *overrides: OmegaConf.to_object(composed("simulate", *overrides))

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from configs import experiments_of
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
@@ -19,10 +20,10 @@ from sparse2d.records import fingerprint
 GROUPS = sorted(
     (folder.name, path.stem)
     for folder in conf_dir().iterdir()
-    if folder.is_dir() and folder.name not in ("experiment", "local")
+    if folder.is_dir() and folder.name not in ("experiment", "local", "workload", "hardware", "constants")
     for path in folder.glob("*.yaml")
 )
-EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+EXPERIMENTS = experiments_of("train")
 
 
 def test_defaults_are_complete_and_pass(composed, train_config):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from configs import composing
+from configs import composing, experiments_of
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import HydraContext
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from hydra_plugins.sparse2d_sweeper.union_sweeper import UnionSweeper
 from sparse2d.config import conf_dir
 from sparse2d.records import fingerprint
 
-EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+EXPERIMENTS = experiments_of("train")
 OPTIMIZERS = ("rowwise_adagrad", "momentum_scaled_rowwise_adagrad")
 
 

@@ -591,6 +591,10 @@ def register_schemas() -> None:
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="preprocess_schema", node=PreprocessConfig)
     store.store(name="report_schema", node=ReportConfig)
+    # Not at the top: its options refer to the enums above.
+    from sparse2d.cost.config import SimulateConfig
+
+    store.store(name="simulate_schema", node=SimulateConfig)
 
 
 def conf_dir() -> Path:

@@ -1,0 +1,58 @@
+"""Which M is fastest on T GPUs, and what that hangs on: the cost model's answer for the ExFM-like workload."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from style import SERIES, TABLES, save, use_style
+
+
+def draw_groups(axes: plt.Axes) -> None:
+    """QPS for each GPU over M, a line for each T; what does not fit is absent."""
+    table = pd.read_csv(TABLES / "best_m.csv")
+    rows = table[(table["label"] == "modelled") & table["qps"].notna()]
+    styles = [*SERIES, {"color": "#CC79A7", "marker": "v", "linestyle": "-"}]
+    for (num_gpus, of_size), style in zip(rows.groupby("num_gpus"), styles, strict=True):
+        of_size = of_size.sort_values("num_groups")
+        axes.plot(of_size["num_groups"], of_size["scaling_factor_pct"], **style, label=f"T = {num_gpus}")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(table["num_groups"].unique())))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("number of groups M (absent: out of memory)")
+    axes.set_ylabel("QPS for each GPU, % of 256 GPUs\n(modelled)")
+    axes.legend(fontsize=8)
+
+
+def draw_tornado(axes: plt.Axes) -> None:
+    """QPS of the best M with each input at its low and its high end, over that of the assumed inputs."""
+    bars = pd.read_csv(TABLES / "recommend_exfm_like_tornado.csv")
+    best = pd.read_csv(TABLES / "recommend_exfm_like.csv")
+    winner = best[(best["sync_interval"] == 1) & best["qps"].notna()].sort_values("qps").iloc[-1]
+    base, usual = winner["qps"], winner["num_groups"]
+    bars = bars[bars["input"] != "dense_efficiency"].iloc[::-1]
+    for side, color in (("low", "#D55E00"), ("high", "#0072B2")):
+        change = 100 * (bars[f"qps_{side}"] / base - 1)
+        axes.barh(bars["input"], change, color=color, label=f"input at its {side} end", height=0.6)
+        for place, (value, groups) in enumerate(zip(change, bars[f"num_groups_{side}"], strict=True)):
+            if pd.isna(value):
+                axes.annotate("nothing fits at its low end", (0, place), fontsize=7, va="center")
+            elif groups != usual:
+                side_of_bar = "left" if value >= 0 else "right"
+                axes.annotate(f" M={groups:.0f} ", (value, place), fontsize=7, ha=side_of_bar, va="center")
+    axes.margins(x=0.2)
+    axes.set_xlabel("QPS of the best M, change in % (modelled, 1024 GPUs)\nM is written where it is not the usual one")
+    axes.legend(fontsize=7, loc="lower right")
+    axes.tick_params(axis="y", labelsize=7)
+
+
+def main() -> None:
+    """Draw ``results/tables/best_m.csv`` and the recommendation's tornado."""
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.0))
+    draw_groups(left)
+    draw_tornado(right)
+    save(figure, "best_m")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What stops full model parallelism from scaling: lookup all-to-alls, memory, imbalance (cost model)."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.ticker import NullLocator, ScalarFormatter
+from style import SERIES, TABLES, save, use_style
+
+
+def modelled(name: str) -> pd.DataFrame:
+    """The modelled rows of a table that have a placement."""
+    table = pd.read_csv(TABLES / f"{name}.csv")
+    return table[(table["label"] == "modelled") & table["step_ms"].notna()]
+
+
+def draw_latency(axes: plt.Axes) -> None:
+    """One all-to-all of pooled rows."""
+    rows = modelled("lookup_latency")
+    for (layout, name), style in zip({"full_mp": "full MP", "sparse_2d": "2D, N = 256"}.items(), SERIES, strict=False):
+        of_layout = rows[rows["parallelism"] == layout]
+        axes.plot(of_layout["num_gpus"], of_layout["all_to_all_ms"], **style, label=name)
+    axes.set_ylabel("one lookup all-to-all (ms)")
+    axes.set_title("exfm_like", fontsize=8)
+
+
+def draw_memory(axes: plt.Axes) -> None:
+    """Parts of the fullest GPU's memory under full model parallelism."""
+    rows = modelled("memory_scaling")
+    rows = rows[rows["parallelism"] == "full_mp"]
+    parts = {"weights_gb": "tables", "activations_gb": "ids and pooled rows"}
+    for (column, name), style in zip(parts.items(), SERIES, strict=False):
+        axes.plot(rows["num_gpus"], rows[column], **style, label=f"full MP: {name}")
+    axes.set_ylabel("memory of the fullest GPU (GB)")
+    axes.set_title("exfm_like, without the dense part", fontsize=8)
+
+
+def draw_imbalance(axes: plt.Axes) -> None:
+    """Max / mean of lookups over the ranks."""
+    names = {"imbalance": "table- and row-wise", "imbalance_column_wise": "and column-wise"}
+    for (table, name), style in zip(names.items(), SERIES, strict=False):
+        rows = modelled(table)
+        axes.plot(rows["num_gpus"], rows["imbalance"], **style, label=name)
+    axes.set_ylabel("imbalance of lookups (max / mean)")
+    axes.set_title("ctr_like (fitted to N = 64 and 256)", fontsize=8)
+
+
+def main() -> None:
+    """Draw ``lookup_latency``, ``memory_scaling`` and ``imbalance``."""
+    use_style()
+    figure, panels = plt.subplots(1, 3, figsize=(10.5, 3.4))
+    for axes, draw in zip(panels, (draw_latency, draw_memory, draw_imbalance), strict=True):
+        draw(axes)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.tick_params(axis="x", labelsize=7)
+        axes.set_xlabel("GPUs T")
+        axes.set_ylim(0)
+        axes.legend(fontsize=7)
+    panels[2].set_xlabel("GPUs of a group N")
+    figure.suptitle("modelled", fontsize=9)
+    save(figure, "scaling_limits")
+
+
+if __name__ == "__main__":
+    main()
