@@ -8,8 +8,8 @@ from style import RULES, TABLES, rule_of, save, use_style
 
 # With c = M, beside moments averaged with the weights (RULES).
 MOMENTS = {
-    "delayed": ("mean, c = M, moments one averaging late", {"color": "#D55E00", "marker": "<", "linestyle": ":"}),
-    "never": ("mean, c = M, moments never averaged", {"color": "#CC79A7", "marker": ">", "linestyle": "--"}),
+    "delayed": ("c = M, moments delayed", {"color": "#D55E00", "marker": "<", "linestyle": ":"}),
+    "never": ("c = M, moments never", {"color": "#CC79A7", "marker": ">", "linestyle": "--"}),
 }
 
 
@@ -49,7 +49,7 @@ def main() -> None:
         for _, rows in table[table["parallelism"] != "constant"].groupby(["data", "settings", "table_lr"])
         if (rows["parallelism"] == "sparse_2d").any()
     ]
-    figure, grid = plt.subplots(1, len(parts), figsize=(4.8 * len(parts), 4), squeeze=False, sharey=True)
+    figure, grid = plt.subplots(1, len(parts), figsize=(max(6, 4.4 * len(parts)), 4), squeeze=False, sharey=True)
     for axes, rows in zip(grid[0], parts, strict=True):
         draw(axes, rows)
     grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\nlower is better")

@@ -113,7 +113,7 @@ def test_report_without_runs(program, tmp_path):
 
 
 def test_report_of_an_unknown_table(refused):
-    refused("report", "tables=[ne]", text="unknown table 'ne'; choose from: batch_size")
+    refused("report", "tables=[ne]", text="unknown table 'ne'; choose from: ne_parity")
 
 
 def test_bugs_keep_their_traceback(program, tmp_path, monkeypatch):
