@@ -21,7 +21,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from sparse2d import __version__
-from sparse2d.config import EngineKind, TrainConfig
+from sparse2d.config import EngineKind, Timing, TrainConfig
 from sparse2d.data.atomic import replacing
 from sparse2d.environment import found_versions
 from sparse2d.errors import UserError
@@ -68,6 +68,11 @@ def fingerprint(config: TrainConfig, data_digest: str, plan_digest: str | None =
     settings.pop("checkpoint")
     if config.checkpoint.resume_path is not None:
         settings["resume"] = config.checkpoint.resume
+    # What a run measures changes its record only; a record that lacks it is no substitute.
+    if config.timing is Timing.steps:
+        settings.pop("timing")
+    if not config.profile:
+        settings.pop("profile")
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
