@@ -444,7 +444,8 @@ def _check_emulated(config: TrainConfig) -> None:
     if config.parallelism.kind is ParallelismKind.data_parallel:
         raise UserError("engine=emulated needs parallelism=full_mp or sparse_2d; data_parallel makes full_mp's updates")
     sent = {"sync.rows": (config.sync.rows, SyncRows.auto), "sync.wire_dtype": (config.sync.wire_dtype, WireDtype.fp32)}
-    for name, (value, default) in {**sent, "pipeline": (config.pipeline, Pipeline.auto)}.items():
+    steps = {"pipeline": (config.pipeline, Pipeline.auto), "timing": (config.timing, Timing.steps)}
+    for name, (value, default) in {**sent, **steps}.items():
         if value is not default:
             raise UserError(f"{name}={value.name} has no effect with engine=emulated; leave it at {default.name}")
     if config.checkpoint.interval is not None or config.checkpoint.resume_path is not None:
