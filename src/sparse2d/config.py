@@ -163,6 +163,13 @@ class Pipeline(Enum):
     sparse_dist = "sparse_dist"
 
 
+class Timing(Enum):
+    """What is timed: whole steps, or the phases of each, too (see ``phases.py``)."""
+
+    steps = "steps"
+    phases = "phases"
+
+
 class WandbMode(Enum):
     """wandb's own modes."""
 
@@ -374,6 +381,9 @@ class TrainConfig:
     engine: EngineKind = EngineKind.distributed
     # auto = sparse_dist (TrainPipelineSparseDist) on CUDA, none on the CPU. It changes no result.
     pipeline: Pipeline = Pipeline.auto
+    timing: Timing = Timing.steps
+    # Write torch.profiler's trace of a few steps of every rank into the run's folder, for Perfetto.
+    profile: bool = False
     results_dir: str = "results"
     # Run again even if a finished run of the same fingerprint exists.
     rerun: bool = False
@@ -434,7 +444,8 @@ def _check_emulated(config: TrainConfig) -> None:
     if config.parallelism.kind is ParallelismKind.data_parallel:
         raise UserError("engine=emulated needs parallelism=full_mp or sparse_2d; data_parallel makes full_mp's updates")
     sent = {"sync.rows": (config.sync.rows, SyncRows.auto), "sync.wire_dtype": (config.sync.wire_dtype, WireDtype.fp32)}
-    for name, (value, default) in {**sent, "pipeline": (config.pipeline, Pipeline.auto)}.items():
+    steps = {"pipeline": (config.pipeline, Pipeline.auto), "timing": (config.timing, Timing.steps)}
+    for name, (value, default) in {**sent, **steps}.items():
         if value is not default:
             raise UserError(f"{name}={value.name} has no effect with engine=emulated; leave it at {default.name}")
     if config.checkpoint.interval is not None or config.checkpoint.resume_path is not None:
@@ -473,6 +484,8 @@ def _check_numbers(config: TrainConfig) -> None:
             f"launch.max_restarts={config.launch.max_restarts} needs checkpoint.interval: without checkpoints each "
             "restart would begin anew"
         )
+    if config.timing is Timing.phases and config.pipeline is Pipeline.sparse_dist:
+        raise UserError("timing=phases needs pipeline=none: sparse_dist overlaps the phases of two steps")
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed={config.seed} must be in [0, 2**32)")
 

@@ -30,13 +30,13 @@ from sparse2d.data.dataset import (
 )
 from sparse2d.engine import Engine, build_engine
 from sparse2d.errors import UserError
+from sparse2d.measuring import Measuring
 from sparse2d.mesh import RankInfo, process_group, rank_from_env
 from sparse2d.metrics import Metrics, evaluate_logits, normalized_entropy
 from sparse2d.pipeline import TrainSteps
 from sparse2d.preemption import PreemptedError, StopRequest
 from sparse2d.records import peak_rss_bytes, plain
 from sparse2d.runlog import RunLog, configure_rank_logging
-from sparse2d.timing import StepTimer
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,8 @@ def run_rank(job: Job) -> dict[str, Any]:
         )
         resumed = checkpointer.resume(lambda: engine.rehearse(first_batch(engine, config, dataset, rank)))
         run_log = stack.enter_context(RunLog(config, job.run_dir, job.fingerprint, rank.is_first, resumed.step))
-        train_results = train(engine, config, dataset, rank, run_log, checkpointer, resumed)
+        measuring = stack.enter_context(Measuring(engine, config, job.run_dir / "trace"))
+        train_results = train(engine, config, dataset, rank, run_log, checkpointer, resumed, measuring)
         metrics, baseline = evaluate(engine, config, dataset, rank)
         results = {
             "data": {
@@ -92,7 +93,7 @@ def run_rank(job: Job) -> dict[str, Any]:
             "eval_constant": asdict(baseline),
             "train": train_results | {"startup_s": startup_s},
             "plan": engine.plan.as_record(),
-            "comms": _comms(engine),
+            "comms": measuring.comms_record(),
             "memory": {"peak_rss_bytes": int(_over_ranks(peak_rss_bytes(), dist.ReduceOp.MAX))} | _cuda_memory(device),
         }
         run_log.log({"step": train_results["steps"]} | {f"eval/{key}": value for key, value in asdict(metrics).items()})
@@ -132,6 +133,7 @@ def train(
     run_log: RunLog,
     checkpointer: Checkpointer,
     resumed: Resumed,
+    measuring: Measuring,
 ) -> dict[str, Any]:
     """The rest of one pass over the training rows in time order; returns the record's ``train`` part.
 
@@ -145,30 +147,26 @@ def train(
     if resumed.step > steps:
         raise UserError(f"{resumed.path} is of step {resumed.step}, beyond the {steps} steps of this run")
     warmup_steps = min(WARMUP_STEPS, (steps - resumed.step) // 2)
-    timer = StepTimer(warmup_steps, synchronise=dist.barrier)
     window = Window(rank, resumed.window)
     seed = config.data.shuffle_seed
     batches = prefetch(
         train_batches(dataset, batch_size, rank.rank, rank.world_size, resumed.step, steps, shuffle_seed=seed)
     )
     train_steps = TrainSteps(engine, batches, config.pipeline)
+    measuring.begin(train_steps, warmup_steps)
     loss_last = resumed.loss_last
     engine.model.train()
     run_log.start_training(steps)
     with _stop_request(checkpointer) as stop:
         for step in range(resumed.step + 1, steps + 1):
-            with timer.step(batch_size):
+            with measuring.step(batch_size):
                 loss, labels = train_steps.train(step)
-                if engine.device.type == "cuda":
-                    # Kernels are only queued when the call returns; without this the clock would miss most of their
-                    # time.
-                    torch.cuda.synchronize(engine.device)
             window.add(step, loss, float(labels.sum()), len(labels))
             run_log.advance()
             if step % config.log_every == 0 or step == steps:
                 point = window.reduce()
                 loss_last = point["loss"]
-                run_log.log({"step": step, "rows": step * batch_size} | point | {"qps": timer.qps})
+                run_log.log({"step": step, "rows": step * batch_size} | point | {"qps": measuring.qps})
             checkpointer.poll()
             ends = stop is not None and stop.agreed()
             if ends or step == steps or checkpointer.is_due(step):
@@ -178,22 +176,16 @@ def train(
             if ends:
                 raise PreemptedError(f"stopped after step {step} of {steps}; the same command goes on from there")
     train_steps.pause()
-    percentiles = {
-        name: None if value is None else _over_ranks(value, dist.ReduceOp.MAX)
-        for name, value in timer.percentiles_ms().items()
-    }
     return {
         "rows": steps * batch_size,
         "steps": steps,
         "resumed_step": resumed.step,
         "dropped_rows": len(dataset.train) - steps * batch_size,
-        "qps": None if timer.qps is None else _over_ranks(timer.qps, dist.ReduceOp.MIN),
-        "step_ms": percentiles,
         "loss_last": loss_last,
         "warmup_steps": warmup_steps,
         "threads_per_rank": config.launch.threads_per_rank,
         "device": engine.device.type,
-    }
+    } | measuring.train_record()
 
 
 @contextmanager
@@ -307,20 +299,6 @@ def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankIn
     if metrics.auc is not None and abs(metrics.auc - 0.5) < 0.01:
         log.warning("AUC %.4f: the model tells clicks from non-clicks no better than chance", metrics.auc)
     return metrics, evaluate_logits(np.clip(constant, -1e3, 1e3), all_labels)
-
-
-def _comms(engine: Engine) -> dict[str, Any]:
-    """Averaging's cost; bytes on the wire are null until they are measured there."""
-    averager = engine.averager
-    durations = averager.durations_s if averager is not None else []
-    payloads = averager.payloads_bytes if averager is not None else []
-    return {
-        "lookup_bytes_per_step": None,
-        "sync_bytes_per_sync": None,
-        "sync_payload_bytes": float(np.median(payloads)) if payloads else 0,
-        "sync_ms_p50": float(np.median(durations)) * 1e3 if durations else None,
-        "dense_bytes_per_step": None,
-    }
 
 
 def _cuda_memory(device: torch.device) -> dict[str, int]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+# Describes groups whose collectives are no part of a training step.
+HELPER = "helper"
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def helper_group() -> "torch.distributed.ProcessGroup":
     """All ranks once more, over gloo, for what goes on beside training; a collective."""
     import torch.distributed as dist
 
-    return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT, group_desc=HELPER)
 
 
 @dataclass(frozen=True)

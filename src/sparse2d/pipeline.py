@@ -49,6 +49,14 @@ class TrainSteps:
                 host = to_torchrec(batch, torch.device("cpu"))
                 yield host.pin_memory() if self._engine.device.type == "cuda" else host
 
+    def draw(self) -> Batch:
+        """The next batch, on the device.
+
+        Raises:
+            StopIteration: if there is none left.
+        """
+        return next(self._batches)
+
     def train(self, step: int) -> tuple[Tensor, NDArray[np.float32]]:
         """Train on the next batch; returns this rank's mean loss, on the device, and the batch's labels.
 
@@ -59,7 +67,7 @@ class TrainSteps:
             StopIteration: if there is no batch left.
         """
         if self._pipeline is None:
-            loss = self._engine.train_step(next(self._batches), step)
+            loss = self._engine.train_step(self.draw(), step)
         else:
             loss, *_ = self._pipeline.progress(self._batches)
             self._engine.average(step)

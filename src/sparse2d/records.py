@@ -21,10 +21,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from sparse2d import __version__
-from sparse2d.config import EngineKind, TrainConfig
+from sparse2d.config import EngineKind, Timing, TrainConfig
 from sparse2d.data.atomic import replacing
 from sparse2d.environment import found_versions
 from sparse2d.errors import UserError
+from sparse2d.testbed.description import description_here
 
 SCHEMA = 1
 # Where results go and how they are watched does not change them; digests stand for the paths of data and plan.
@@ -68,6 +69,13 @@ def fingerprint(config: TrainConfig, data_digest: str, plan_digest: str | None =
     settings.pop("checkpoint")
     if config.checkpoint.resume_path is not None:
         settings["resume"] = config.checkpoint.resume
+    # What a run measures changes its record only; a record that lacks it is no substitute.
+    if config.timing is Timing.steps:
+        settings.pop("timing")
+    if not config.profile:
+        settings.pop("profile")
+    if (testbed := description_here()) is not None:
+        settings["testbed"] = testbed["config"]
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -156,11 +164,13 @@ class RunDirectory:
             results: the measured parts (data, eval, train, plan, comms, memory).
         """
         finished_at = datetime.now(UTC)
+        testbed = description_here()
         record = {
             "schema": SCHEMA,
             "status": status,
             "error": error,
-            "provenance": _PROVENANCE[self._config.engine],
+            "provenance": _PROVENANCE[self._config.engine] if testbed is None else "shaped",
+            **({} if testbed is None else {"testbed": testbed}),
             "experiment": self._config.experiment,
             "fingerprint": self.fingerprint,
             "command": shlex.join([Path(sys.executable).name, "-m", *_module_command()]),

@@ -1,7 +1,7 @@
 """Step times and QPS of the training loop."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -46,7 +46,19 @@ class StepTimer:
 
     def percentiles_ms(self) -> dict[str, float | None]:
         """P10, P50 and P90 of this rank's step times in milliseconds."""
-        if not self._durations_s:
-            return {"p10": None, "p50": None, "p90": None}
-        values = np.percentile(self._durations_s, [10, 50, 90]) * 1e3
-        return dict(zip(("p10", "p50", "p90"), values.tolist(), strict=True))
+        return percentiles_ms(self._durations_s)
+
+
+def percentiles_ms(durations_s: Sequence[float]) -> dict[str, float | None]:
+    """P10, P50 and P90 in milliseconds; None of nothing."""
+    if not durations_s:
+        return {"p10": None, "p50": None, "p90": None}
+    values = np.percentile(durations_s, [10, 50, 90]) * 1e3
+    return dict(zip(("p10", "p50", "p90"), values.tolist(), strict=True))
+
+
+def slowest(ranks: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The largest of each percentile among those of all ranks, which are None on all or on none."""
+    return {
+        name: None if value is None else max(rank[name] or 0.0 for rank in ranks) for name, value in ranks[0].items()
+    }

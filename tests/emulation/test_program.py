@@ -29,6 +29,7 @@ def test_an_emulated_run_is_recorded_as_one_and_scores_as_its_ranks_do(record):
     assert emulated["plan"] == real["plan"]
     assert emulated["comms"]["sync_payload_bytes"] == 0
     assert emulated["comms"]["sync_ms_p50"] is None
+    assert emulated["comms"]["lookup_bytes_per_step"] is None
     # 18 is no multiple of 4: replicas differ, and each scores the rows of its own ranks.
     for metric in ("ne", "auc", "calibration"):
         assert emulated["eval"][metric] == pytest.approx(real["eval"][metric], abs=1e-5)

@@ -1,0 +1,136 @@
+"""What is measured of training steps, and the parts of the record that come of it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from sparse2d.config import EngineKind, Timing, TrainConfig
+from sparse2d.data.atomic import replacing
+from sparse2d.engine import Engine
+from sparse2d.parallel.sparse_2d import Sparse2D
+from sparse2d.phases import Phase, PhaseClock, watching
+from sparse2d.pipeline import TrainSteps
+from sparse2d.timing import StepTimer, percentiles_ms, slowest
+from sparse2d.wire import WireCounter, wire_record
+
+PROFILED_STEPS = 5
+
+
+class Measuring:
+    """Step times and bytes on the wire, always; phases and a trace, if asked for. A context around training.
+
+    Args:
+        engine: that is trained.
+        config: says what to measure.
+        traces: folder for the traces of all ranks.
+    """
+
+    def __init__(self, engine: Engine, config: TrainConfig, traces: Path) -> None:
+        self._engine = engine
+        self._traces = traces
+        self._wire = WireCounter()
+        # Kernels are only queued when a call returns; a clock that did not wait for them would miss most of them.
+        self._synchronise = partial(torch.cuda.synchronize, engine.device) if engine.device.type == "cuda" else None
+        self._phases = PhaseClock(self._synchronise) if config.timing is Timing.phases else None
+        self._profiles = config.profile
+        self._is_emulated = config.engine is EngineKind.emulated
+        self._profiler: profile | None = None
+        self._warmup_steps = 0
+        self._steps = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Measuring":
+        self._stack.enter_context(self._wire)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def begin(self, train_steps: TrainSteps, warmup_steps: int) -> None:
+        """Call before the first step.
+
+        Args:
+            train_steps: what runs the steps.
+            warmup_steps: that are not timed.
+        """
+        self._warmup_steps = warmup_steps
+        self._timer = StepTimer(warmup_steps, synchronise=dist.barrier)
+        if self._phases is not None:
+            self._stack.enter_context(watching(self._engine, train_steps, self._phases))
+        if self._profiles:
+            self._traces.mkdir(exist_ok=True)
+            self._profiler = self._stack.enter_context(
+                profile(
+                    activities=[ProfilerActivity.CPU]
+                    + ([ProfilerActivity.CUDA] if self._synchronise is not None else []),
+                    # The profiler itself warms up in the step before.
+                    schedule=schedule(wait=max(warmup_steps - 1, 0), warmup=1, active=PROFILED_STEPS, repeat=1),
+                    on_trace_ready=self._write_trace,
+                )
+            )
+
+    def _write_trace(self, profiler: profile) -> None:
+        with replacing(self._traces / f"rank-{dist.get_rank()}.json") as temporary:
+            profiler.export_chrome_trace(str(temporary))
+
+    @contextmanager
+    def step(self, rows: int) -> Iterator[None]:
+        """Measure one step that trains on ``rows`` rows of the global batch."""
+        model = self._engine.model
+        with ExitStack() as stack:
+            stack.enter_context(self._timer.step(rows))
+            if self._phases is not None:
+                stack.enter_context(self._phases.step())
+            stack.enter_context(self._wire.counting(model.replica_pg if isinstance(model, Sparse2D) else None))
+            yield
+            if self._synchronise is not None:
+                self._synchronise()
+        self._steps += 1
+        if self._profiler is not None:
+            self._profiler.step()
+
+    @property
+    def qps(self) -> float | None:
+        """Rows of all ranks per second of timed steps, on this rank's clock; None before the first one."""
+        return self._timer.qps
+
+    def train_record(self) -> dict[str, Any]:
+        """QPS of the slowest rank; P10, P50 and P90 of steps, and of phases if timed; a collective over all ranks."""
+        phases = {}
+        if self._phases is not None:
+            timed = self._phases.steps[self._warmup_steps :]
+            phases = {phase.name: percentiles_ms([step[phase] for step in timed]) for phase in Phase}
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, (self.qps, self._timer.percentiles_ms(), phases))
+        qps, steps, phases_of_ranks = zip(*ranks, strict=True)
+        record = {
+            "qps": None if self.qps is None else min(qps),
+            "step_ms": slowest(steps),
+            "step_ms_per_rank": list(steps),
+        }
+        if phases:
+            record["phases_ms"] = {
+                phase: {"slowest": slowest(of_ranks), "per_rank": of_ranks}
+                for phase in phases
+                for of_ranks in [[of[phase] for of in phases_of_ranks]]
+            }
+        return record
+
+    def comms_record(self) -> dict[str, Any]:
+        """Bytes on the wire, mean and maximum over the ranks, and the cost of averaging; a collective."""
+        averager = self._engine.averager
+        durations = averager.durations_s if averager is not None else []
+        payloads = averager.payloads_bytes if averager is not None else []
+        sent = wire_record(self._wire, self._steps, len(durations))
+        # One process that stands for all ranks sends nothing, which is no measurement of what they would send.
+        return (dict.fromkeys(sent) if self._is_emulated else sent) | {
+            "sync_payload_bytes": float(np.median(payloads)) if payloads else 0,
+            "sync_ms_p50": float(np.median(durations)) * 1e3 if durations else None,
+        }

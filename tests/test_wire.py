@@ -1,0 +1,112 @@
+"""Counted bytes against the loopback interface's own counters, and against what the layout implies."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import wire_ranks
+from configs import tiny_train
+
+from sparse2d.config import OptimizerConfig, ParallelismKind, ShardingKind, SyncRows, TableOptimizer
+from sparse2d.launch import run_ranks
+
+STEPS = 8
+DIM, BATCH, NUM_RANKS = 8, 60, 4
+ROWS = range(40, 66)
+FLOAT = 4
+
+
+def own_network(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program where no other traffic is counted."""
+    return subprocess.run(
+        ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+
+@pytest.fixture(scope="module")
+def collectives() -> dict[str, tuple[float, float]]:
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("needs unshare and ip (util-linux, iproute2)")
+    if own_network("true").returncode != 0:
+        pytest.skip("this system allows no network namespace of one's own")
+    done = own_network(sys.executable, wire_ranks.__file__)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_counted_bytes_are_those_of_the_interface(collectives):
+    beside_seen, beside_counted = collectives.pop("beside")
+    for name, (seen, counted) in collectives.items():
+        assert counted == pytest.approx(seen, rel=0.02), name
+    assert beside_seen > 1e6
+    assert beside_counted == 0
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory, tiny_dataset) -> dict[str, dict]:
+    folder = Path(tmp_path_factory.mktemp("wire"))
+    table_wise = {"num_ranks": NUM_RANKS, "sharding": [ShardingKind.table_wise]}
+    configs = {
+        "full_mp": tiny_train(folder, ParallelismKind.full_mp, **table_wise),
+        "2d": tiny_train(folder, ParallelismKind.sparse_2d, num_groups=2, interval=4, **table_wise),
+        "2d_rowwise": tiny_train(
+            folder, ParallelismKind.sparse_2d, num_ranks=NUM_RANKS, num_groups=2, sharding=[ShardingKind.row_wise]
+        ),
+        "data_parallel": tiny_train(folder, ParallelismKind.data_parallel, num_ranks=NUM_RANKS),
+    }
+    configs["2d"].sync.rows = SyncRows.all
+    configs["2d"].optimizer = OptimizerConfig(name=TableOptimizer.rowwise_adagrad)
+    return run_ranks(wire_ranks.count_trainings, configs, tiny_dataset, STEPS, num_ranks=NUM_RANKS)
+
+
+def of(record: dict, purpose: str, dtype: str) -> float:
+    """Bytes that a rank sends a step, on average, for one purpose in one type."""
+    return sum(
+        kind["sent_bytes_per_step"]["mean"]
+        for kind in record["collectives"]
+        if (kind["purpose"], kind["dtype"]) == (purpose, dtype)
+    )
+
+
+@pytest.mark.parametrize(("layout", "group_size"), [("full_mp", NUM_RANKS), ("2d", NUM_RANKS // 2)])
+def test_table_wise_lookups_send_pooled_embeddings_there_and_gradients_back(trainings, layout, group_size):
+    # Each row of the batch needs all tables' pooled embeddings, of which 1 / N lie on its own rank.
+    pooled = BATCH / NUM_RANKS * len(ROWS) * DIM * FLOAT * (1 - 1 / group_size)
+    assert of(trainings[layout], "lookup", "float32") == pytest.approx(2 * pooled)
+
+
+def test_ids_are_counted_as_lookups(trainings):
+    # One id of each table for each row; its length travels with it, as 4 bytes at most each.
+    ids = BATCH / NUM_RANKS * len(ROWS) * 3 / 4
+    counted = trainings["full_mp"]["lookup_bytes_per_step"]["mean"] - of(trainings["full_mp"], "lookup", "float32")
+    assert 4 * ids <= counted <= (8 + 4) * ids + 1000
+
+
+@pytest.mark.parametrize("layout", ["full_mp", "2d", "2d_rowwise"])
+def test_dense_gradients_go_around_the_ring_of_all_ranks_once_a_step(trainings, layout):
+    record = trainings[layout]
+    expected = 2 * (1 - 1 / NUM_RANKS) * record["dense_elements"] * FLOAT
+    assert of(record, "dense", "float32") == pytest.approx(expected)
+    assert record["dense_bytes_per_step"]["max"] == pytest.approx(expected, rel=0.01)
+
+
+def test_averaging_all_rows_sends_every_row_and_moment_once_each_time(trainings):
+    # A ring of M = 2 over N = 2 ranks' shares of all rows, each of DIM weights and one moment.
+    elements = sum(ROWS) * (DIM + 1)
+    expected = 2 * (1 - 1 / 2) * elements / 2 * FLOAT
+    assert trainings["2d"]["sync_bytes_per_sync"]["mean"] == pytest.approx(expected)
+    assert trainings["full_mp"]["sync_bytes_per_sync"] == {"mean": 0, "max": 0}
+
+
+def test_data_parallel_tables_are_all_reduced_and_nothing_is_looked_up_elsewhere(trainings):
+    record = trainings["data_parallel"]
+    assert record["lookup_bytes_per_step"] == {"mean": 0, "max": 0}
+    elements = record["dense_elements"] + sum(ROWS) * DIM
+    assert record["dense_bytes_per_step"]["mean"] == pytest.approx(2 * (1 - 1 / NUM_RANKS) * elements * FLOAT, rel=0.01)
