@@ -69,7 +69,7 @@ def hold_up(engine, steps) -> dict[Phase, list[bool]]:
     steps.draw = before(Phase.data, steps.draw)
     engine.optimizer.step = before(Phase.optimizer, engine.optimizer.step)
     engine.averager.after_step = before(Phase.averaging, engine.averager.after_step)
-    # In the lookup's forward; and in its backward, which runs the pooled embeddings' hooks first.
+    # In the lookup's forward; its backward is the tables' update.
     for kernel in lookup_kernels(engine.model):
         kernel.emb_module.register_forward_pre_hook(lambda *_: slow(Phase.lookup))
     for name, module in engine.model.named_modules():

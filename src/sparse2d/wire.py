@@ -56,7 +56,6 @@ class Call(NamedTuple):
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    # An abstract type would take ten times as long to check.
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
