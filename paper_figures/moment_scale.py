@@ -35,9 +35,10 @@ def draw(left: Axes, right: Axes, rows: pd.DataFrame) -> None:
         axes.set_xscale("log")
         axes.set_ylim(top=min(axes.get_ylim()[1], 6))
     first = two_d.iloc[0]
+    seeds = int(rows["n_seeds"].max())
     left.set_title(
-        f"{first['data']}: M {groups:.0f}, B {first['global_batch_size']:.0f}, {rows['n_seeds'].max():.0f} seeds "
-        f"({first['label']})",
+        f"{first['data']}: M {groups:.0f}, B {first['global_batch_size']:.0f}, "
+        f"{seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
         fontsize=8,
     )
     left.set_xlabel("lr")

@@ -25,14 +25,16 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
             spread = series["ne_gap_pct_ci95"]
             axes.errorbar(series["sync_interval"], series["ne_gap_pct"], spread, label=label, capsize=3, **style)
     first = rows[rows["parallelism"] == "sparse_2d"].iloc[0]
+    seeds = int(rows["n_seeds"].max())
     axes.set_title(
         f"{first['data']}: M {first['num_groups']:.0f}, B {first['global_batch_size']:.0f}, lr {first['table_lr']:g}, "
-        f"{rows['n_seeds'].max():.0f} seeds ({first['label']})",
+        f"{seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
         fontsize=8,
     )
     axes.set_xscale("log", base=2)
     # Near zero linear: the rules differ by hundredths there, and by tens far away.
     axes.set_yscale("symlog", linthresh=1)
+    axes.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1, 2, 5, 10, 20, 50]))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_major_locator(FixedLocator(sorted(rows["sync_interval"].unique())))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -67,7 +67,7 @@ SHOWN = {
 
 def show(table: pd.DataFrame, title: str, caption: str) -> None:
     """Print the table, one comparison below the other."""
-    console = Console(width=150)
+    console = Console(width=170)
     for comparison, rows in table.groupby(COMPARISON, dropna=False):
         settings = ", ".join(
             f"{key} {value}" for key, value in zip(COMPARISON, comparison, strict=True) if key != "settings"
