@@ -21,6 +21,7 @@ DATA_OPTIONS := data=synthetic
 else
 DATA_OPTIONS := data=criteo_kaggle 'data.path="$(DATA)"'
 endif
+FIGURES := ne_parity sync_interval sync_cost exfm_scaling scaling_limits best_m
 SEEDS_laptop := 0
 SEEDS_full := 0,1,2,3,4
 
@@ -46,8 +47,9 @@ reproduce: environment
 	$(PY) -m sparse2d.report
 	$(PY) paper_figures/ne_parity.py
 
+# A figure needs its table: results/tables/<figure>.csv, or what its script says.
 figures: environment
-	$(PY) paper_figures/ne_parity.py
+	@for figure in $(FIGURES); do $(PY) paper_figures/$$figure.py || exit 1; done
 
 test: environment
 	$(PY) -m pytest -m "not slow"

@@ -19,8 +19,8 @@ SERIES = [
 ]
 # Labels and looks of the rules that merge replicas.
 RULES = {
-    "mean_1": ("mean, c = 1 (paper)", SERIES[0]),
-    "mean_M": ("mean, c = M (paper)", SERIES[1]),
+    "mean_1": ("mean, c = 1", SERIES[0]),
+    "mean_M": ("mean, c = M", SERIES[1]),
     "delta_sum": ("delta_sum", SERIES[2]),
     "touch_mean": ("touch_mean", SERIES[3]),
 }
