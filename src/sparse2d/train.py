@@ -1,11 +1,14 @@
 """``python -m sparse2d.train``: train and evaluate one configuration, or a sweep of them with ``-m``."""
 
 import logging
+import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from sparse2d.checkpoint.folder import candidates_at
 from sparse2d.cli import run_entry_point
 from sparse2d.config import EngineKind, TrainConfig, check_train
 from sparse2d.data.dataset import Dataset, num_train_steps, open_dataset
@@ -13,7 +16,7 @@ from sparse2d.data.prepare import known_table_rows, prepare
 from sparse2d.data.verify import refuse_unsound
 from sparse2d.environment import check_device, check_environment
 from sparse2d.errors import UserError
-from sparse2d.launch import RanksFailedError, cause_among_ranks, run_ranks
+from sparse2d.launch import SHUTDOWN_S, RanksFailedError, cause_among_ranks, run_ranks
 from sparse2d.mesh import RankInfo, rank_from_env
 from sparse2d.plan import read_plan
 from sparse2d.preemption import PreemptedError
@@ -41,6 +44,8 @@ def main(config: TrainConfig) -> None:
         if is_first:
             _plan_only(config)
         return
+    if (path := config.checkpoint.resume_path) is not None:
+        candidates_at(path)
     dataset = _dataset(config, show_progress=is_first)
     run = RunDirectory(config, dataset.digest, None if plan is None else plan.digest)
     if not config.rerun and (record := run.completed_record()) is not None:
@@ -124,6 +129,10 @@ def _record_failure_of_ranks(run: RunDirectory, error: BaseException, rank: Rank
     """Under torchrun, which knows nothing of records: the ranks find out together what happened first."""
     # A rank that is told to end because a peer has failed still has a story to tell.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A save in the background may wait for a rank that is gone, and the end of this process for that save.
+    leave = threading.Timer(SHUTDOWN_S, os._exit, (error.code if isinstance(error, PreemptedError) else 1,))
+    leave.daemon = True
+    leave.start()
     cause = cause_among_ranks(run.failures, error, rank)
     if cause is None:
         return

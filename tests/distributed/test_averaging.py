@@ -183,6 +183,24 @@ def test_rules_equal_the_algorithm_in_one_process():
                 torch.testing.assert_close(moment[table], want.moments[number], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rule", list(Combine))
+def test_shards_without_a_touched_row_stay_as_they_are(rule):
+    """All ids are 0, so that the second rank of each group, which has the later rows, gets none."""
+    optimizers = [
+        OptimizerConfig(name, lr=0.1) for name in TableOptimizer if name.name != "momentum_scaled_rowwise_adagrad"
+    ]
+    runs = [
+        make_run(SyncConfig(combine=rule), optimizer=optimizer, sharding=ShardingKind.row_wise, steps=2)
+        for optimizer in optimizers
+    ]
+    for run in runs:
+        run.ids[:] = 0
+    for result in step(runs):
+        for table in SHAPES:
+            assert torch.equal(result.tables[table][1:], result.before[table][1:])
+            assert not torch.equal(result.tables[table][0], result.before[table][0])
+
+
 def test_changes_of_delta_sum_travel_as_bf16():
     exact, rounded = step(
         [make_run(SyncConfig(combine=Combine.delta_sum, wire_dtype=dtype), optimizer=ADAM) for dtype in WireDtype]

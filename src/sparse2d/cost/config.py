@@ -210,6 +210,10 @@ class SimulateConfig:
     fit_num_gpus: list[int] = field(default_factory=lambda: [256, 512, 1024])
 
 
+# A placement keeps some numbers for each GPU.
+MAX_GPUS = 2**20
+
+
 def check_simulate(config: SimulateConfig) -> None:
     """Refuse numbers that mean nothing, before anything is computed.
 
@@ -234,6 +238,9 @@ def check_simulate(config: SimulateConfig) -> None:
     for name, value in positive.items():
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{name}={value} must be a finite number above 0")
+    for name, count in {"num_gpus": config.num_gpus, "grid.num_gpus": max(config.grid.num_gpus, default=1)}.items():
+        if count > MAX_GPUS:
+            raise UserError(f"{name}={count} is beyond the {MAX_GPUS} GPUs that the cost model places tables on")
     zero_or_more = {
         "hardware.latency_us": hardware.latency_us,
         "hardware.slow_host_excess": hardware.slow_host_excess,

@@ -59,7 +59,8 @@ def update_rows(
         square = square.mean(dim=1)
     moment = moments[0].index_select(0, rows).add_(square)
     moments[0].index_copy_(0, rows, moment)
-    root = moment.div_(moment_scale).sqrt_().add_(config.eps).view(len(rows), -1)
+    root = moment.div_(moment_scale).sqrt_().add_(config.eps)
+    root = root if root.dim() == 2 else root.unsqueeze(1)
     weight.index_add_(0, rows, grad / root, alpha=-config.lr)
 
 
