@@ -9,6 +9,7 @@ from torch import Tensor
 from sparse2d.config import Combine, OptimizerConfig, ShardingKind, SyncMoments, TableOptimizer
 from sparse2d.mesh import Mesh
 from sparse2d.optimizers import reference
+from sparse2d.sync.reference import delayed_moments
 
 SPLITS_COLUMNS = (ShardingKind.column_wise, ShardingKind.table_column_wise, ShardingKind.grid_shard)
 
@@ -53,7 +54,7 @@ def expected(run: TableRun, before: Tensor, table: str, num_ranks: int) -> Table
                 if snapshots is not None:
                     for number, snapshot in enumerate(snapshots):
                         own = [replica.moments[number] for replica in replicas]
-                        for moment, late in zip(own, reference.delayed_moments(own, snapshot), strict=True):
+                        for moment, late in zip(own, delayed_moments(own, snapshot), strict=True):
                             moment.copy_(late)
                 snapshots = [[replica.moments[number].clone() for replica in replicas] for number in range(2)]
             touched_since.zero_()

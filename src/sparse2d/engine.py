@@ -90,8 +90,7 @@ class Engine:
         before = [counter.clone() for counter in counters]
         self.model.eval()
         try:
-            with torch.no_grad():
-                yield
+            yield
         finally:
             self.model.train()
             for counter, value in zip(counters, before, strict=True):

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparse2d.data.atomic import sync
 from sparse2d.data.digests import sha256_of
 from sparse2d.errors import UserError
 
@@ -80,30 +81,20 @@ def folder_name(step: int) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """The last file of a folder, on disk when this returns."""
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump(asdict(manifest), file, indent=2, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
+    path = folder / MANIFEST
+    path.write_text(json.dumps(asdict(manifest), indent=2, allow_nan=False), encoding="utf-8")
+    sync(path)
 
 
 def publish(partial: Path) -> Path:
     """Give a finished folder its final name, on disk when this returns; a damaged one of that name goes."""
     final = partial.with_name(partial.name.removesuffix(PARTIAL))
-    sync_folder(partial)
+    sync(partial)
     if final.exists():
         shutil.rmtree(final)
     os.replace(partial, final)
-    sync_folder(final.parent)
+    sync(final.parent)
     return final
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sparse2d.config import Combine, OptimizerConfig, SyncConfig, SyncMoments
-from sparse2d.optimizers.reference import delayed_moments
 from sparse2d.optimizers.rows import new_moments, update_rows
 from sparse2d.parallel.tables import initial_rows
 from sparse2d.sync import reference
@@ -186,4 +185,4 @@ def _apply_late(section: Section, rows: Tensor, kept: list[Tensor]) -> None:
     """Take in the mean of what the moments of some rows were at the last averaging."""
     for moment, then in zip(section.state[1:], kept, strict=True):
         now = list(moment[rows].unbind(1))
-        moment[rows] = torch.stack(delayed_moments(now, list(then.unbind(1))), dim=1)
+        moment[rows] = torch.stack(reference.delayed_moments(now, list(then.unbind(1))), dim=1)

@@ -72,17 +72,3 @@ def adam(
     second.copy_(torch.where(rows, beta2 * second + (1 - beta2) * grad.square(), second))
     change = lr * (first / (1 - beta1**step)) / ((second / (1 - beta2**step)).sqrt() + eps)
     weight.copy_(torch.where(rows, weight - change, weight))
-
-
-def delayed_moments(moments: list[Tensor], snapshots: list[Tensor]) -> list[Tensor]:
-    """Moments averaged one averaging late: ``v_m += mean(s) - s_m``, s being the moments at the averaging before.
-
-    What a replica added since the snapshot stays its own until the next averaging.
-    """
-    mean = average_replicas(snapshots)
-    return [moment + (mean - snapshot) for moment, snapshot in zip(moments, snapshots, strict=True)]
-
-
-def average_replicas(replicas: list[Tensor]) -> Tensor:
-    """Mean over the M replicas of one shard: what every synchronisation leaves on each of them."""
-    return torch.stack(replicas).mean(dim=0)

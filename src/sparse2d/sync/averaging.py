@@ -199,7 +199,7 @@ class ReplicaAverager:
         self._delayed = DelayedMoments(rows, snapshot.flat, total, self._exchange.start_sum(total))
 
     def _apply_delayed(self) -> None:
-        """``delayed``: take in what was sent at the last averaging (formula: ``reference.delayed_moments``)."""
+        """``delayed``: take in what was sent at the last averaging (formula: ``sync/reference.py``)."""
         delayed = self._wait_for_delayed()
         if delayed is None:
             return

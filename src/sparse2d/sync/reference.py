@@ -5,6 +5,7 @@ Replicas are [M, rows, ...], ``before`` [rows, ...] is what all of them held aft
 ``experiments/ne_parity/README.md``.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -30,6 +31,15 @@ def touch_mean_weights(before: Tensor, replicas: Tensor, touched: Tensor) -> Ten
 def touch_mean_moments(before: Tensor, replicas: Tensor, touched: Tensor) -> Tensor:
     """``before + sum_m (v_m - before) / n``: the mean over the groups that looked the row up."""
     return before + (replicas - before).sum(dim=0) / _like(_num_touching(touched), before)
+
+
+def delayed_moments(moments: list[Tensor], snapshots: list[Tensor]) -> list[Tensor]:
+    """Moments averaged one averaging late: ``v_m += mean(s) - s_m``, s being the moments at the averaging before.
+
+    What a replica added since the snapshot stays its own until the next averaging.
+    """
+    average = mean(torch.stack(snapshots))
+    return [moment + (average - snapshot) for moment, snapshot in zip(moments, snapshots, strict=True)]
 
 
 def _num_touching(touched: Tensor) -> Tensor:
