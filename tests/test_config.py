@@ -36,7 +36,8 @@ def test_every_choice_composes_and_passes(group, name, composed, train_config):
     config = composed("train", f"{group}={name}")
     assert OmegaConf.missing_keys(config) == set()
     # Averaging belongs to 2D.
-    check_train(train_config(f"{group}={name}", *(["parallelism=sparse_2d"] if group == "sync" else [])))
+    averages = group == "sync" or name.startswith("averaging")
+    check_train(train_config(f"{group}={name}", *(["parallelism=sparse_2d"] if averages else [])))
 
 
 @pytest.mark.parametrize(("group", "name"), [pair for pair in GROUPS if pair[0] == "data"])
@@ -96,6 +97,29 @@ def test_one_moment_scale_has_one_fingerprint(train_config):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["compression=dct_dp", "compression.dense.density=0"], r"dense\.density=0 must be in \(0, 1\]: the share"),
+        (["compression=dct_mp", "compression.lookup.density=1.5"], r"lookup\.density=1\.5 must be in \(0, 1\]"),
+        (["compression=dct_dp", "compression.dense.density=nan"], r"dense\.density=nan must be in \(0, 1\]"),
+        (["compression=dct_dp", "compression.dense.lifetime=0"], r"dense\.lifetime=0 must be at least 1"),
+        (["compression=dct_dp", "compression.dense.warmup_steps=-1"], r"dense\.warmup_steps=-1 must be at least 0"),
+        (["compression=powersgd", "compression.dense.rank=0"], r"dense\.rank=0 must be at least 1"),
+        (["compression.dense.density=0.1"], r"dense\.density=0\.1 has no effect with .*dense\.method=none"),
+        (["compression=topk", "compression.dense.lifetime=5"], r"lifetime=5 has no effect with .*method=topk"),
+        (["compression=bf16", "compression.dense.value_dtype=fp16"], r"value_dtype=fp16 has no effect with .*=bf16"),
+        (["compression=averaging_dct"], r"averaging\.method=dct needs parallelism=sparse_2d; full_mp averages nothing"),
+        (
+            ["compression=averaging_dct", "parallelism=sparse_2d", "sync.combine=delta_sum"],
+            r"averaging\.method=dct needs sync\.combine=mean, not delta_sum",
+        ),
+        (
+            ["compression=averaging_dct", "parallelism=sparse_2d", "sync.moments=delayed"],
+            r"averaging\.method=dct needs sync\.moments=with_weights or never, not delayed",
+        ),
+        (
+            ["compression=dct_mp", "parallelism=data_parallel"],
+            r"lookup\.method=dct needs parallelism=full_mp or sparse_2d; data_parallel sends no pooled",
+        ),
+        (["compression=dct_dp", "engine=emulated"], r"engine=emulated sends nothing that could be compressed"),
         (["global_batch_size=0"], r"global_batch_size=0 must be at least 1"),
         (["eval_batch_size=-2"], r"eval_batch_size=-2 must be at least 1"),
         (["log_every=0"], r"log_every=0 must be at least 1"),

@@ -74,6 +74,9 @@ def fingerprint(config: TrainConfig, data_digest: str, plan_digest: str | None =
         settings.pop("timing")
     if not config.profile:
         settings.pop("profile")
+    # Runs of before there was compression keep their fingerprints.
+    if not config.compression.is_on:
+        settings.pop("compression")
     if (testbed := description_here()) is not None:
         settings["testbed"] = testbed["config"]
     text = json.dumps(settings, sort_keys=True)

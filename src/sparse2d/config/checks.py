@@ -15,6 +15,7 @@ from sparse2d.config.choices import (
     Timing,
     WireDtype,
 )
+from sparse2d.config.compression import AveragingMethod, LookupMethod, check_compression
 from sparse2d.config.options import (
     ModelConfig,
     SyncConfig,
@@ -33,6 +34,8 @@ def check_train(config: TrainConfig) -> None:
     _check_parallelism(config)
     _check_model(config.model)
     _check_optimizer(config)
+    check_compression(config.compression)
+    _check_what_is_compressed(config)
     if config.engine is EngineKind.emulated:
         _check_emulated(config)
 
@@ -46,6 +49,8 @@ def _check_emulated(config: TrainConfig) -> None:
     for name, (value, default) in {**sent, **steps}.items():
         if value is not default:
             raise UserError(f"{name}={value.name} has no effect with engine=emulated; leave it at {default.name}")
+    if config.compression.is_on:
+        raise UserError("engine=emulated sends nothing that could be compressed; use compression=none")
     if config.checkpoint.interval is not None or config.checkpoint.resume_path is not None:
         raise UserError(
             "engine=emulated neither writes nor reads checkpoints: leave checkpoint.interval and checkpoint.resume out"
@@ -153,6 +158,36 @@ def _check_combine(config: TrainConfig) -> None:
             f"sync.combine={rule} needs optimizer.moment_scale=1 (optimizer=rowwise_adagrad), not "
             f"{config.optimizer.moment_scale}: its moments grow as full model parallelism's do"
         )
+
+
+def _check_what_is_compressed(config: TrainConfig) -> None:
+    """Refuse to compress what the layout does not send."""
+    lookup, averaging = config.compression.lookup.method, config.compression.averaging.method
+    if lookup is not LookupMethod.none and config.parallelism.kind is ParallelismKind.data_parallel:
+        raise UserError(
+            f"compression.lookup.method={lookup.name} needs parallelism=full_mp or sparse_2d; data_parallel sends no "
+            "pooled embeddings"
+        )
+    if averaging is AveragingMethod.none:
+        return
+    if config.parallelism.kind is not ParallelismKind.sparse_2d:
+        raise UserError(
+            f"compression.averaging.method={averaging.name} needs parallelism=sparse_2d; "
+            f"{config.parallelism.kind.name} averages nothing"
+        )
+    wanted: dict[str, tuple[Enum, ...]] = {
+        "rows": (SyncRows.touched, SyncRows.auto),
+        "combine": (Combine.mean,),
+        "moments": (SyncMoments.with_weights, SyncMoments.never),
+        "wire_dtype": (WireDtype.fp32,),
+    }
+    for name, values in wanted.items():
+        value = getattr(config.sync, name)
+        if value not in values:
+            raise UserError(
+                f"compression.averaging.method={averaging.name} needs sync.{name}="
+                f"{' or '.join(kind.name for kind in values)}, not {value.name}"
+            )
 
 
 def _check_model(model: ModelConfig) -> None:

@@ -30,6 +30,7 @@ from sparse2d.config.choices import (
     WandbMode,
     WireDtype,
 )
+from sparse2d.config.compression import CompressionConfig
 
 
 @dataclass
@@ -249,6 +250,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

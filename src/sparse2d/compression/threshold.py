@@ -1,0 +1,99 @@
+"""Which entries are sent: thresholds for a wanted density, found every L steps and reused in between.
+
+What is not finite passes every threshold, so that it is seen at once instead of staying somewhere; zeros pass none.
+"""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from sparse2d.config import ThresholdConfig
+
+# Stages of a warm-up: each step of the density is a new threshold.
+WARMUP_STAGES = 4
+# Zeros do not reach it, every other fp32 number does.
+SMALLEST = 2.0**-149
+
+
+def num_kept(numel: int, density: float) -> int:
+    """Entries that make up a share of ``numel``: the nearest number, at least one of any."""
+    return min(numel, max(1, round(density * numel)))
+
+
+def density_at(step: int, config: ThresholdConfig) -> float:
+    """The density of a 1-based step: in warm-up it falls from 1 in equal ratios, as in arXiv 1712.01887."""
+    if step > config.warmup_steps:
+        return config.density
+    stage = (step - 1) * WARMUP_STAGES // config.warmup_steps
+    return float(config.density ** (stage / WARMUP_STAGES))
+
+
+def threshold(values: Tensor, density: float) -> Tensor:
+    """The magnitude that ``num_kept`` of the values reach: tau, fp32 [].
+
+    With ties more of them may reach it. It is above zero, and infinite if no value is finite.
+
+    Args:
+        values: any shape; what is not finite is left out.
+        density: in (0, 1].
+    """
+    magnitudes = values.detach().float().abs().flatten()
+    finite = magnitudes[magnitudes.isfinite()]
+    if finite.numel() == 0:
+        return magnitudes.new_tensor(math.inf)
+    kept = min(num_kept(magnitudes.numel(), density), finite.numel())
+    tau = finite.kthvalue(finite.numel() - kept + 1).values
+    return tau.clamp_min(SMALLEST)
+
+
+def passes(values: Tensor, tau: Tensor) -> Tensor:
+    """Which values reach a threshold, bool of their shape; what is not finite always does."""
+    # Not `>=`, which is false of NaN.
+    return ~(values.abs() < tau)
+
+
+class KeptThreshold:
+    """A threshold that is found from the values of one step and reused for ``config.lifetime`` steps.
+
+    It is found anew before that if the density changes, as it does in warm-up.
+
+    Args:
+        config: density, L and warm-up.
+    """
+
+    def __init__(self, config: ThresholdConfig) -> None:
+        self._config = config
+        self._tau: Tensor | None = None
+        self._density = 0.0
+        self._found_at = 0
+        # How often it has been found.
+        self.num_found = 0
+
+    def is_due(self, step: int) -> bool:
+        """Whether ``step`` (1-based) needs a new threshold."""
+        is_old = step - self._found_at >= self._config.lifetime
+        return self._tau is None or is_old or density_at(step, self._config) != self._density
+
+    def at(self, step: int, values: Tensor) -> Tensor:
+        """The threshold of a step: tau, fp32 [].
+
+        Args:
+            step: 1-based.
+            values: to find it from, if it is due.
+        """
+        if self._tau is None or self.is_due(step):
+            self._density, self._found_at = density_at(step, self._config), step
+            self._tau = threshold(values, self._density)
+            self.num_found += 1
+        # A checkpoint gives it back on the host.
+        return self._tau.to(values.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: tensors and numbers."""
+        return {"tau": self._tau, "density": self._density, "found_at": self._found_at, "num_found": self.num_found}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state_dict``."""
+        self._tau, self._density = state["tau"], state["density"]
+        self._found_at, self.num_found = state["found_at"], state["num_found"]
