@@ -36,22 +36,44 @@ class GroupedLookups(nn.Module):
         self.tables = tables
         self._group_of = torch.tensor([mesh.group_of(rank) for rank in range(mesh.world_size)])
         self._gradient_scale = gradient_scale
+        # The same for all batches of a size.
+        self._bags_of_batch: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """[b, features, dim] from ids of b rows."""
-        keys, batch = features.keys(), features.stride()
-        first = torch.tensor([self.tables.first_row(table_name(key)) for key in keys], device=features.device())
-        bags = torch.arange(len(keys) * batch, device=first.device).repeat_interleave(features.lengths().long())
-        rows = features.values().long() + first[bags // batch]
-        groups = self._group_of.to(first.device).repeat_interleave(batch // len(self._group_of))[bags % batch]
-        if self.tables.num_groups == 1:
-            groups = torch.zeros_like(rows)
-        looked_up = self.tables.lookup(rows, groups)
-        pooled = looked_up.new_zeros((len(keys) * batch, looked_up.shape[1])).index_add_(0, bags, looked_up)
+        keys, batch, lengths = features.keys(), features.stride(), features.lengths()
+        first_rows, groups = self._bags(keys, batch, features.device())
+        # One id in every bag: nothing to pool.
+        bags = None if bool((lengths == 1).all()) else _bags_of_ids(lengths)
+        if bags is not None:
+            first_rows, groups = first_rows[bags], groups[bags]
+        rows = features.values().long() + first_rows
+        pooled = self.tables.lookup(rows, groups)
+        if bags is not None:
+            pooled = pooled.new_zeros((len(lengths), pooled.shape[1])).index_add_(0, bags, pooled)
         if torch.is_grad_enabled():
-            pooled.requires_grad_()
-            pooled.register_hook(lambda grad: self.tables.update(rows, groups, grad[bags] * self._gradient_scale))
+
+            def update(grad: Tensor) -> None:
+                of_ids = grad if bags is None else grad[bags]
+                self.tables.update(rows, groups, of_ids * self._gradient_scale)
+
+            pooled.requires_grad_().register_hook(update)
         return pooled.view(len(keys), batch, -1).transpose(0, 1)
+
+    def _bags(self, keys: list[str], batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of each bag, feature by feature, the first row of its table and the group of its row; [features x batch]."""
+        if batch not in self._bags_of_batch:
+            first_rows = torch.tensor([self.tables.first_row(table_name(key)) for key in keys], device=device)
+            groups = self._group_of.to(device).repeat_interleave(batch // len(self._group_of)).repeat(len(keys))
+            if self.tables.num_groups == 1:
+                groups = torch.zeros_like(groups)
+            self._bags_of_batch[batch] = (first_rows.repeat_interleave(batch), groups)
+        return self._bags_of_batch[batch]
+
+
+def _bags_of_ids(lengths: Tensor) -> Tensor:
+    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths.long())
+
 
 
 class EmulatedAverager:

@@ -97,7 +97,7 @@ class ReplicatedTables:
 
     def lookup(self, rows: Tensor, groups: Tensor) -> Tensor:
         """Each row as its group's replica holds it, [n, dim]; both arguments [n]."""
-        return self.weight.view(-1, self.weight.shape[2])[rows * self.num_groups + groups]
+        return self.weight.view(-1, self.weight.shape[2]).index_select(0, rows * self.num_groups + groups)
 
     @torch.no_grad()
     def update(self, rows: Tensor, groups: Tensor, grad: Tensor) -> None:
@@ -157,19 +157,20 @@ class ReplicatedTables:
         state, rule = self.sections[number].state, self._sync.combine
         merged = state if self._sync.moments is SyncMoments.with_weights else state[:1]
         for index, values in enumerate(merged):
-            replicas = values[rows].transpose(0, 1)
+            replicas = values.index_select(0, rows).transpose(0, 1)
             if rule is Combine.mean:
                 result = reference.mean(replicas)
             else:
-                before = self._before[number][index]
+                kept = self._before[number][index]
+                before = kept.index_select(0, rows)
                 if rule is Combine.delta_sum:
-                    result = reference.delta_sum(before[rows], replicas)
+                    result = reference.delta_sum(before, replicas)
                 elif index == 0:
-                    result = reference.touch_mean_weights(before[rows], replicas, touched)
+                    result = reference.touch_mean_weights(before, replicas, touched)
                 else:
-                    result = reference.touch_mean_moments(before[rows], replicas, touched)
-                before[rows] = result
-            values[rows] = result.unsqueeze(1).expand(-1, self.num_groups, -1)
+                    result = reference.touch_mean_moments(before, replicas, touched)
+                kept.index_copy_(0, rows, result)
+            values.index_copy_(0, rows, result.unsqueeze(1).expand(-1, self.num_groups, -1))
 
     def table(self, name: str) -> tuple[Tensor, list[Tensor]]:
         """Weights [rows, M, dim] of one table and its moments, row-wise ones spread over their columns: copies."""
