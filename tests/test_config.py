@@ -150,6 +150,8 @@ def test_one_moment_scale_has_one_fingerprint(train_config):
             r"num_ranks=8 is not divisible by .*ranks_per_host=3; choose from \[1, 2, 4, 8\]",
         ),
         (["parallelism.ranks_per_host=0"], r"ranks_per_host=0 must be at least 1"),
+        (["frequency_bins=[1,2]"], r"frequency_bins=\[1, 2\] must begin with 0 and rise"),
+        (["frequency_bins=[0,4,2]"], r"frequency_bins=\[0, 4, 2\] must begin with 0 and rise"),
         (["plan_out=plan.json"], r"plan_out=plan\.json has no effect without plan_only=true"),
         (["parallelism.sharding=[]"], r"sharding is empty; name at least one of \['table_wise', 'row_wise'"),
         (["model.embedding_dim=6"], r"embedding_dim=6 must be a positive multiple of 4"),

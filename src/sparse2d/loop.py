@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from sparse2d.data.dataset import (
 )
 from sparse2d.engine import Engine, build_engine
 from sparse2d.errors import UserError
+from sparse2d.frequency import SeenCounts, scores_by_count
 from sparse2d.measuring import Measuring
 from sparse2d.mesh import RankInfo, process_group, rank_from_env
 from sparse2d.metrics import Metrics, evaluate_logits, normalized_entropy
@@ -80,7 +81,8 @@ def run_rank(job: Job) -> dict[str, Any]:
         run_log = stack.enter_context(RunLog(config, job.run_dir, job.fingerprint, rank.is_first, resumed.step))
         measuring = stack.enter_context(Measuring(engine, config, job.run_dir / "trace"))
         train_results = train(engine, config, dataset, rank, run_log, checkpointer, resumed, measuring)
-        metrics, baseline = evaluate(engine, config, dataset, rank)
+        scores = evaluate(engine, config, dataset, rank)
+        metrics = scores.model
         results = {
             "data": {
                 "name": dataset.name,
@@ -90,7 +92,8 @@ def run_rank(job: Job) -> dict[str, Any]:
                 "base_rate": dataset.base_rate,
             },
             "eval": asdict(metrics),
-            "eval_constant": asdict(baseline),
+            "eval_constant": asdict(scores.constant),
+            **({} if scores.by_count is None else {"eval_by_count": scores.by_count}),
             "train": train_results | {"startup_s": startup_s},
             "plan": engine.plan.as_record(),
             "comms": measuring.comms_record(),
@@ -276,29 +279,56 @@ class Window:
             )
 
 
-def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo) -> tuple[Metrics, Metrics]:
-    """Score the evaluation rows once; returns the model's metrics and those of a constant at their base rate.
+class Scores(NamedTuple):
+    """Of the evaluation rows: complete on rank 0; other ranks get metrics over no rows.
 
-    Complete on rank 0; other ranks get metrics over no rows.
+    Attributes:
+        model: the model's metrics.
+        constant: those of a constant at the rows' base rate.
+        by_count: the model's, by how often training saw a row's rarest id; None unless asked for.
     """
-    logits, labels = [], []
+
+    model: Metrics
+    constant: Metrics
+    by_count: list[dict[str, Any]] | None
+
+
+def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankInfo) -> Scores:
+    """Score the evaluation rows once."""
+    logits, labels, counts = [], [], []
     batch_rows = config.eval_batch_size * config.ranks_per_process
+    seen = _seen_in_training(config, dataset)
     with engine.evaluating():
         for batch in eval_batches(dataset, batch_rows, rank.rank, rank.world_size):
             predicted = engine.predict(to_torchrec(batch, engine.device))
             logits.append(predicted[: batch.num_rows].float().cpu().numpy())
             labels.append(batch.labels[: batch.num_rows])
-    own = np.stack([np.concatenate(logits), np.concatenate(labels)])
+            counts.append(np.zeros(batch.num_rows) if seen is None else seen.of_rarest_id(batch)[: batch.num_rows])
+    own = np.stack([np.concatenate(logits), np.concatenate(labels), np.concatenate(counts)])
     pooled: list[Any] | None = [None] * rank.world_size if rank.is_first else None
     dist.gather_object(own, pooled)
-    all_logits, all_labels = np.concatenate(pooled, axis=1) if pooled else np.empty((2, 0))
+    all_logits, all_labels, all_counts = np.concatenate(pooled, axis=1) if pooled else np.empty((3, 0))
     metrics = evaluate_logits(all_logits, all_labels)
     constant = np.full(len(all_labels), logit(all_labels.mean()) if len(all_labels) else 0.0)
     if metrics.ne is not None and metrics.ne >= 1:
         log.warning("NE %.4f is no better than a constant predictor", metrics.ne)
     if metrics.auc is not None and abs(metrics.auc - 0.5) < 0.01:
         log.warning("AUC %.4f: the model tells clicks from non-clicks no better than chance", metrics.auc)
-    return metrics, evaluate_logits(np.clip(constant, -1e3, 1e3), all_labels)
+    bounds = config.frequency_bins
+    return Scores(
+        metrics,
+        evaluate_logits(np.clip(constant, -1e3, 1e3), all_labels),
+        None if bounds is None else scores_by_count(all_logits, all_labels, all_counts, bounds),
+    )
+
+
+def _seen_in_training(config: TrainConfig, dataset: Dataset) -> SeenCounts | None:
+    """Counts of the ids in the rows that this run trained on, if they are asked for."""
+    if config.frequency_bins is None:
+        return None
+    seed = config.data.shuffle_seed
+    rows = train_batches(dataset, config.global_batch_size, 0, 1, max_steps=config.max_steps, shuffle_seed=seed)
+    return SeenCounts(dataset, rows)
 
 
 def _cuda_memory(device: torch.device) -> dict[str, int]:

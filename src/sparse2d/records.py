@@ -77,6 +77,8 @@ def fingerprint(config: TrainConfig, data_digest: str, plan_digest: str | None =
     # Runs of before there was compression keep their fingerprints.
     if not config.compression.is_on:
         settings.pop("compression")
+    if config.frequency_bins is None:
+        settings.pop("frequency_bins")
     if (testbed := description_here()) is not None:
         settings["testbed"] = testbed["config"]
     text = json.dumps(settings, sort_keys=True)

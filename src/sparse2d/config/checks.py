@@ -89,6 +89,8 @@ def _check_numbers(config: TrainConfig) -> None:
         )
     if config.timing is Timing.phases and config.pipeline is Pipeline.sparse_dist:
         raise UserError("timing=phases needs pipeline=none: sparse_dist overlaps the phases of two steps")
+    if (bins := config.frequency_bins) is not None and (bins[:1] != [0] or bins != sorted(set(bins))):
+        raise UserError(f"frequency_bins={bins} must begin with 0 and rise")
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed={config.seed} must be in [0, 2**32)")
 

@@ -228,6 +228,8 @@ class TrainConfig:
     global_batch_size: int = 512
     # Rows per rank and evaluation step.
     eval_batch_size: int = 1024
+    # Score evaluation rows also by how often training saw their rarest id, in bins that begin at these counts.
+    frequency_bins: list[int] | None = None
     # Stop after so many steps; null = one pass over the training rows.
     max_steps: int | None = None
     # Steps between logged points.

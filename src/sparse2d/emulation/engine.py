@@ -75,7 +75,6 @@ def _bags_of_ids(lengths: Tensor) -> Tensor:
     return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths.long())
 
 
-
 class EmulatedAverager:
     """Averages the replicas every K steps; nothing is sent, so that there is nothing to time or to count.
 
