@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -24,6 +25,7 @@ from sparse2d.config import (
 )
 from sparse2d.errors import UserError
 from sparse2d.records import fingerprint, plain
+from sparse2d.report.ne_detail import Detail, along_the_pass, by_count
 from sparse2d.report.ne_gap import Study
 
 FIGURES = Path(__file__).parents[1] / "paper_figures"
@@ -191,6 +193,53 @@ def test_one_seed_has_no_spread(tmp_path):
     row = only(build(tmp_path), parallelism="full_mp")
     assert row["n_seeds"] == 1
     assert pd.isna(row["ne_std"])
+
+
+def log_windows(results_dir: Path, name: str, losses: list[float]) -> None:
+    """What a run logs: windows of 200 rows, the last one of 100, and the evaluation."""
+    rows = [200 * (i + 1) for i in range(len(losses) - 1)] + [200 * (len(losses) - 1) + 100]
+    lines = [json.dumps({"step": r // 20, "rows": r, "loss": x, "ne": 1.0}) for r, x in zip(rows, losses, strict=True)]
+    (path,) = results_dir.glob(f"runs/*/{name}")
+    (path / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"step": 99, "eval/ne": 0.1})]) + "\n")
+
+
+def test_progressive_scores_are_of_all_rows_of_the_pass(tmp_path):
+    log_windows(tmp_path, record(tmp_path, run_config(), 0.8), [0.6, 0.5, 0.4])
+    log_windows(tmp_path, record(tmp_path, run_config(TWO_D, 2), 0.84), [0.6, 0.5, 0.5])
+    row = only(build(tmp_path), parallelism="sparse_2d")
+    entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    assert row["progressive_ne"] == pytest.approx((200 * 0.6 + 200 * 0.5 + 100 * 0.5) / 500 / entropy)
+    assert row["progressive_gap_pct"] == pytest.approx(100 * ((120 + 100 + 50) / (120 + 100 + 40) - 1))
+    assert row["ne_gap_pct"] == pytest.approx(5.0)
+
+
+def test_curves_score_each_part_of_the_pass_against_the_same_part(tmp_path):
+    for seed in range(2):
+        log_windows(tmp_path, record(tmp_path, run_config(seed=seed), 0.8), [0.6] * 7)
+        log_windows(tmp_path, record(tmp_path, run_config(TWO_D, 2, seed=seed), 0.8), [0.6] * 6 + [0.63 + 0.03 * seed])
+    table = Detail("ne_curves", "ne_parity", "", along_the_pass, ["samples"]).build(tmp_path)
+    curve = table[table["parallelism"] == "sparse_2d"]
+    assert len(curve) == 7
+    assert (curve["samples"].iloc[-1], curve["rows"].sum()) == (1300, 1300)
+    assert curve["ne_gap_pct"].iloc[:-1].tolist() == pytest.approx([0.0] * 6)
+    assert curve["ne_gap_pct"].iloc[-1] == pytest.approx(7.5)
+    assert curve["n_seeds"].tolist() == [2] * 7
+
+
+def test_rows_are_compared_with_rows_whose_ids_were_seen_as_often(tmp_path):
+    for config, scores in ((run_config(), (0.9, 0.7)), (run_config(TWO_D, 2), (0.99, 0.7))):
+        bins = [
+            {"seen_from": start, "seen_below": stop, "ne": ne, "rows": 100}
+            for (start, stop), ne in zip(((0, 4), (4, None)), scores, strict=True)
+        ]
+        record(tmp_path, config, 0.8, eval_by_count=bins)
+    # A run that was not asked for them is no part of the table.
+    record(tmp_path, run_config(seed=5), 0.1)
+    table = Detail("row_frequency", "ne_parity", "", by_count, ["seen_from"]).build(tmp_path)
+    curve = table[table["parallelism"] == "sparse_2d"]
+    assert curve["seen_from"].tolist() == [0, 4]
+    assert curve["ne_gap_pct"].tolist() == pytest.approx([10.0, 0.0])
+    assert len(table) == 4
 
 
 def test_a_seed_without_full_mp_has_no_gap(tmp_path):

@@ -10,6 +10,7 @@ from sparse2d.cli import run_entry_point
 from sparse2d.config import ReportConfig
 from sparse2d.errors import UserError
 from sparse2d.records import write_atomically
+from sparse2d.report.ne_detail import Detail, along_the_pass, by_count
 from sparse2d.report.ne_gap import COMPARISON, Study
 
 STUDIES = [
@@ -21,7 +22,18 @@ STUDIES = [
     Study("batch_size", "NE gap against the global batch size"),
     Study("optimizers", "NE gap of 2D under each table optimizer"),
 ]
-TABLES = {study.name: study for study in STUDIES}
+DETAILS = [
+    Detail(
+        "row_frequency",
+        "ne_rules",
+        "NE gap by how often training saw the rarest id of an evaluation row",
+        by_count,
+        ["seen_from"],
+    ),
+    Detail("ne_curves", "ne_rules", "progressive NE along the pass over the samples", along_the_pass, ["samples"]),
+]
+TABLES: dict[str, Study | Detail] = {study.name: study for study in STUDIES}
+TABLES |= {detail.name: detail for detail in DETAILS}
 
 
 def main(config: ReportConfig) -> None:
@@ -60,6 +72,10 @@ SHOWN = {
     "auc": ("AUC", "right", ".4f"),
     "ne_gap_pct": ("NE gap %", "right", "+.3f"),
     "ne_gap_pct_ci95": ("+-95%", "right", ".3f"),
+    "progressive_gap_pct": ("progressive %", "right", "+.3f"),
+    "progressive_gap_pct_ci95": ("+-95%", "right", ".3f"),
+    "seen_from": ("seen from", "right", ".0f"),
+    "samples": ("samples", "right", ".0f"),
     "qps": ("QPS", "right", ".0f"),
     "n_seeds": ("seeds", "right", ".0f"),
 }
@@ -67,16 +83,17 @@ SHOWN = {
 
 def show(table: pd.DataFrame, title: str, caption: str) -> None:
     """Print the table, one comparison below the other."""
-    console = Console(width=170)
+    console = Console(width=200)
     for comparison, rows in table.groupby(COMPARISON, dropna=False):
         settings = ", ".join(
             f"{key} {value}" for key, value in zip(COMPARISON, comparison, strict=True) if key != "settings"
         )
         printed = Table(title=f"{title}\n{settings}", caption=caption)
-        for heading, side, _ in SHOWN.values():
+        shown = {column: how for column, how in SHOWN.items() if column in rows and rows[column].notna().any()}
+        for heading, side, _ in shown.values():
             printed.add_column(heading, justify="left" if side == "left" else "right", no_wrap=True)
         for _, row in rows.iterrows():
-            printed.add_row(*(_cell(row[column], form) for column, (_, _, form) in SHOWN.items()))
+            printed.add_row(*(_cell(row[column], form) for column, (_, _, form) in shown.items()))
         console.print(printed)
 
 

@@ -1,4 +1,7 @@
-"""NE, AUC and QPS of full model parallelism and 2D, and the NE gap between them, paired by seed."""
+"""NE, AUC and QPS of full model parallelism and 2D, and the NE gap between them, paired by seed.
+
+NE and AUC are of held-out rows; ``progressive`` is of the training rows, each scored before the model trained on it.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -22,6 +25,8 @@ AXES = {
 # What may differ between runs of one comparison beside the axes and the data's path; the rest must be equal.
 FREE = (
     "config.seed",
+    # Asks for more scores of the same run.
+    "config.frequency_bins",
     "config.results_dir",
     "config.rerun",
     "config.tracking",
@@ -33,6 +38,8 @@ VALUES = {
     "auc": "eval.auc",
     "ne_gap_pct": "ne_gap_pct",
     "ne_gap_best_lr_pct": "ne_gap_best_lr_pct",
+    "progressive_ne": "progressive.ne",
+    "progressive_gap_pct": "progressive_gap_pct",
     "qps": "train.qps",
 }
 SETTING = ["data", "train_rows", "num_ranks", "global_batch_size", "settings"]
@@ -56,21 +63,22 @@ class Study:
         runs = load_runs(results_dir, self.name)
         if runs.empty:
             return runs
-        runs = _prepared(runs)
-        runs["ne_gap_pct"] = _paired_gap(runs, COMPARISON)
-        runs["ne_gap_best_lr_pct"] = _paired_gap(runs, SETTING)
-        rows = [
-            _row(dict(zip([*COMPARISON, *AXES.values()], key, strict=True)), group)
-            for key, group in runs.groupby([*COMPARISON, *AXES.values()], sort=True, dropna=False)
-        ]
-        table = pd.DataFrame([*_constants(runs), *rows])
-        order = {"constant": 0, "data_parallel": 1, "full_mp": 2, "sparse_2d": 3}
-        table["order"] = table["parallelism"].map(order)
-        keys = [*COMPARISON, "order", "num_groups", "combine", "moment_scale", "sync_interval", "sync_moments"]
-        return table.sort_values(keys, ignore_index=True).drop(columns="order")
+        runs = prepared(runs)
+        runs["ne_gap_pct"] = paired_gap(runs, COMPARISON)
+        runs["ne_gap_best_lr_pct"] = paired_gap(runs, SETTING)
+        runs["progressive_gap_pct"] = paired_gap(runs, COMPARISON, of="progressive.ne")
+        return ordered(pd.DataFrame([*_constants(runs), *table_rows(runs, [], VALUES)]))
 
 
-def _prepared(runs: pd.DataFrame) -> pd.DataFrame:
+def ordered(table: pd.DataFrame, *more: str) -> pd.DataFrame:
+    """One comparison after the other, the reference first; ``more`` are further columns to sort by."""
+    order = {"constant": 0, "data_parallel": 1, "full_mp": 2, "sparse_2d": 3}
+    table["order"] = table["parallelism"].map(order)
+    keys = [*COMPARISON, "order", "num_groups", "combine", "moment_scale", "sync_interval", "sync_moments", *more]
+    return table.sort_values(keys, ignore_index=True).drop(columns="order")
+
+
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs with the columns of ``COMPARISON`` and ``AXES``."""
     runs = runs.rename(columns={**AXES, "config.optimizer.lr": "table_lr"}).assign(
         label=runs["provenance"],
@@ -96,15 +104,13 @@ def _settings(runs: pd.DataFrame) -> pd.Series:
     return pd.Series([hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts], index=runs.index)
 
 
-def _paired_gap(runs: pd.DataFrame, shared: list[str]) -> pd.Series:
-    """NE over that of full model parallelism with the same seed, optimizer and ``shared``, less one, in percent.
+def paired_gap(runs: pd.DataFrame, shared: list[str], of: str = "eval.ne") -> pd.Series:
+    """A score over that of full model parallelism with the same seed, optimizer and ``shared``, less one, in percent.
 
-    Of several learning rates of full MP the one with the best mean NE is taken, among those with most seeds. The
+    Of several learning rates of full MP the one with the best mean score is taken, among those with most seeds. The
     reference's moment is not scaled: full MP has one group, for which c = M is 1.
     """
-    runs = runs.assign(
-        unscaled=runs["optimizer"].str.removeprefix("momentum_scaled_"), ne=runs["eval.ne"].astype(float)
-    )
+    runs = runs.assign(unscaled=runs["optimizer"].str.removeprefix("momentum_scaled_"), ne=runs[of].astype(float))
     is_reference = (runs["parallelism"] == "full_mp") & (runs["moment_scale"] == 1)
     setting = [*shared, "unscaled"]
     full_mp = runs[is_reference].copy()
@@ -119,13 +125,26 @@ def _paired_gap(runs: pd.DataFrame, shared: list[str]) -> pd.Series:
     return gap
 
 
-def _row(axes: dict[str, object], group: pd.DataFrame) -> dict[str, object]:
+def table_rows(runs: pd.DataFrame, more: list[str], values: dict[str, str]) -> list[dict[str, object]]:
+    """A row for each distinct setting of the comparison, the axes and ``more`` columns.
+
+    Args:
+        runs: as ``prepared``.
+        more: further columns that tell rows apart.
+        values: column of the table and that of ``runs`` whose mean over seeds it is.
+    """
+    keys = [*COMPARISON, *AXES.values(), *more]
+    groups = runs.groupby(keys, sort=True, dropna=False)
+    return [_row(dict(zip(keys, key, strict=True)), group, values) for key, group in groups]
+
+
+def _row(axes: dict[str, object], group: pd.DataFrame, values: dict[str, str]) -> dict[str, object]:
     row = {"label": group["label"].iloc[0], **axes}
-    for name, column in VALUES.items():
-        values = group[column].astype(float)
-        row |= {name: values.mean(), f"{name}_std": values.std()}
-        if name.startswith("ne_gap"):
-            row[f"{name}_ci95"] = half_width(values.dropna())
+    for name, column in values.items():
+        scores = group[column].astype(float)
+        row |= {name: scores.mean(), f"{name}_std": scores.std()}
+        if "_gap_" in name:
+            row[f"{name}_ci95"] = half_width(scores.dropna())
     return row | {"n_seeds": group["config.seed"].nunique(), "fingerprints": " ".join(sorted(group["fingerprint"]))}
 
 
