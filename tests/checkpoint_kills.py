@@ -128,7 +128,10 @@ def differences(undisturbed: Path, killed: Path) -> list[str]:
     # Python's own generator: libraries draw from it on threads, so often as time has it. Nothing here does.
     found = [name for name in found if not name.endswith("/rng/1")]
     without_speed = [
-        [{key: value for key, value in point.items() if key != "qps"} for point in points(path)]
+        [
+            {key: value for key, value in point.items() if key != "qps" and not key.startswith("rank0/")}
+            for point in points(path)
+        ]
         for path in (undisturbed, killed)
     ]
     if without_speed[0] != without_speed[1]:

@@ -12,9 +12,9 @@ from configs import composing, tiny_data
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
-from sparse2d import preprocess, simulate, train
+from sparse2d import preprocess, reproduce, simulate, train
 from sparse2d.cli import run_entry_point
-from sparse2d.config import PreprocessConfig, ReportConfig, TrainConfig, conf_dir
+from sparse2d.config import PreprocessConfig, ReportConfig, ReproduceConfig, TrainConfig, conf_dir
 from sparse2d.cost.config import SimulateConfig
 from sparse2d.data.prepare import prepare
 from sparse2d.report import __main__ as report
@@ -23,6 +23,7 @@ PROGRAMS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (TrainConfig, train.main),
     "preprocess": (PreprocessConfig, preprocess.main),
     "report": (ReportConfig, report.main),
+    "reproduce": (ReproduceConfig, reproduce.main),
     "simulate": (SimulateConfig, simulate.main),
 }
 

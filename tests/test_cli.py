@@ -140,8 +140,12 @@ def test_help_lists_groups_and_options(tmp_path):
         "parallelism: data_parallel, full_mp, sparse_2d",
         "optimizer: adagrad, adam, momentum_",
         "global_batch_size: 512",
+        "launch: local, slurm",
     ):
         assert text in done.stdout
+    # Of other programs.
+    for text in ("workload: ", "hardware: ", "exfm_scaling"):
+        assert text not in done.stdout
     assert not list(tmp_path.iterdir())
 
 

@@ -17,14 +17,16 @@ from omegaconf import OmegaConf
 
 from sparse2d.config import TrainConfig
 from sparse2d.errors import UserError
-from sparse2d.records import MetricsFile, RunDirectory, fingerprint, plain, write_atomically
+from sparse2d.records import MetricsFile, RunDirectory, fingerprint, plain, seeds_group, write_atomically
 
 DIGEST = "0" * 64
 # The data's digest stands for its source and for how it was read.
 SOURCE = {"data.path", "data.raw_dir", "data.days", "data.workers", "data.on_bad_line", "data.max_rejects"}
 # And the plan's for the path of its file.
 PLAN = {"plan_only", "plan_out", "parallelism.plan_file"}
-IGNORED = {"results_dir", "rerun", "data.out_dir", "data.vocabulary", "launch.max_restarts"} | SOURCE | PLAN
+IGNORED = (
+    {"results_dir", "rerun", "fail_fast", "data.out_dir", "data.vocabulary", "launch.max_restarts"} | SOURCE | PLAN
+)
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -233,3 +235,15 @@ def test_command_can_be_typed_again(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(program), "data.path=my rows.tsv", "seed=1"])
     record = RunDirectory(tiny_train(tmp_path), DIGEST).finish("completed", None, {})
     assert record["command"].endswith("-m sparse2d.train 'data.path=my rows.tsv' seed=1")
+
+
+def test_seeds_of_a_configuration_are_one_group(train_config):
+    """Also where the order of the rows follows the seed, but not where it is another setting."""
+    follows = [
+        seeds_group(train_config(f"seed={n}", f"data.shuffle_seed={n}", "optimizer.lr=0.1"), DIGEST) for n in (0, 1)
+    ]
+    assert follows[0] == follows[1]
+    other = [f"seed={n}" for n in (0, 1)]
+    assert seeds_group(train_config(other[0]), DIGEST) == seeds_group(train_config(other[1]), DIGEST) != follows[0]
+    assert seeds_group(train_config("seed=0", "data.shuffle_seed=1"), DIGEST) not in follows
+    assert seeds_group(train_config("seed=0"), "1" * 64) != seeds_group(train_config("seed=0"), DIGEST)

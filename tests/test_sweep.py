@@ -1,5 +1,6 @@
 """Unions of grids: which jobs an experiment and a command line make."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 
@@ -120,3 +121,22 @@ def test_ne_parity_compares_full_mp_with_2d_under_both_moments(composed, train_c
     expected = [("full_mp", 1, OPTIMIZERS[0])] + [("sparse_2d", m, name) for m in (2, 4, 8) for name in OPTIMIZERS]
     assert layouts == Counter(expected)
     assert {c.launch.num_ranks for c in configs} == {8}
+
+
+@pytest.mark.parametrize(("options", "statuses"), [(["fail_fast=true"], ["failed", "waiting"]), ([], ["failed"] * 2)])
+def test_fail_fast_ends_the_sweep_at_the_first_failure(options, statuses, program, tmp_path):
+    """Jobs that are refused before any rank starts."""
+    ended = program("train", "-m", f"results_dir={tmp_path}", *options, "global_batch_size=511,513")
+    (manifest,) = tmp_path.glob("sweeps/*.json")
+    assert [job["status"] for job in json.loads(manifest.read_text())["jobs"]] == statuses
+    failed = ", ".join(str(number) for number, status in enumerate(statuses, 1) if status == "failed")
+    text = f"{statuses.count('failed')} of 2 jobs failed (job {failed}): {manifest}"
+    assert (ended.code, ended.err) == (1, f"sparse2d.train: error: {text}\n")
+    assert ("job 2 failed: global_batch_size=513" in ended.log) == ("waiting" not in statuses)
+
+
+def test_a_sweep_whose_results_cannot_be_written_is_refused(program, tmp_path):
+    (tmp_path / "file").touch()
+    ended = program("train", "-m", f"results_dir={tmp_path / 'file'}", "seed=0,1")
+    assert ended.code == 1
+    assert f"results_dir={tmp_path / 'file'} must be writable" in ended.err

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 from configs import tiny_data, tiny_overrides
-from wandb_files import exit_codes, logged_steps, offline_runs
+from wandb_files import exit_codes, logged_keys, logged_steps, offline_runs, started_as, summary_of
 
 from sparse2d.data.dataset import open_dataset
 from sparse2d.data.prepare import prepare
@@ -97,6 +97,11 @@ def points(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def without_measurements(point: dict) -> dict:
+    """What two runs with the same bits have in common."""
+    return {key: value for key, value in point.items() if key != "qps" and not key.startswith("rank0/")}
+
+
 def is_training(results_dir: Path) -> bool:
     return any(points(run_dir) for run_dir in run_dirs(results_dir))
 
@@ -109,6 +114,7 @@ class Sweep:
     err: str
     results_dir: Path
     arguments: list[str]
+    manifest: Path
     completed: list[Path]
     failed: list[Path]
 
@@ -122,7 +128,8 @@ def sweep(tmp_path_factory, data_dir) -> Sweep:
     by_status: dict[str, list[Path]] = {"completed": [], "failed": []}
     for path in run_dirs(results):
         by_status[read_record(path)["status"]].append(path)
-    return Sweep(process.returncode, err, results, arguments, **by_status)
+    (manifest,) = results.glob("sweeps/*.json")
+    return Sweep(process.returncode, err, results, arguments, manifest, **by_status)
 
 
 def test_one_folder_and_one_wandb_run_for_each_job(sweep):
@@ -143,7 +150,7 @@ def test_failing_jobs_are_told_at_once_and_the_others_run(sweep):
             sweep.err.index(f"job {number + 1} of 4"),
         )
         assert failure < following
-    assert sweep.err.splitlines()[-1] == "sparse2d.train: error: 2 of 4 jobs failed (job 1, 3)"
+    assert sweep.err.splitlines()[-1] == f"sparse2d.train: error: 2 of 4 jobs failed (job 1, 3): {sweep.manifest}"
     assert "Traceback" not in sweep.err
     for path in sweep.failed:
         record = read_record(path)
@@ -155,6 +162,42 @@ def test_failing_jobs_are_told_at_once_and_the_others_run(sweep):
 def test_wandb_runs_end_as_their_jobs_do(sweep):
     assert [exit_codes(file) for path in sweep.completed for file in offline_runs(path)] == [[0], [0]]
     assert [exit_codes(file) for path in sweep.failed for file in offline_runs(path)] == [[1], [1]]
+
+
+def test_the_manifest_says_what_became_of_each_job(sweep):
+    jobs = json.loads(sweep.manifest.read_text())["jobs"]
+    assert [job["status"] for job in jobs] == ["failed", "completed"] * 2
+    for job in jobs:
+        run_dir = Path(job["run"])
+        assert run_dir in (sweep.failed if job["status"] == "failed" else sweep.completed)
+        assert read_record(run_dir)["error"] == job["error"]
+        assert f"seed={read_record(run_dir)['seed']}" in job["overrides"]
+
+
+def test_seeds_of_a_configuration_are_one_wandb_group(sweep):
+    def groups(run_dirs: list[Path]) -> set[str]:
+        return {started_as(file).run_group for path in run_dirs for file in offline_runs(path)}
+
+    assert len(groups(sweep.completed)) == len(groups(sweep.failed)) == 1
+    assert groups(sweep.completed) != groups(sweep.failed)
+
+
+def test_wandb_has_the_curves_the_tables_columns_the_plan_and_the_picture(sweep):
+    for path in sweep.completed:
+        record = read_record(path)
+        (file,) = offline_runs(path)
+        curves = {"train/loss", "train/ne", "train/qps", "eval/ne", "eval/auc"}
+        assert curves | {"rank0/sent_bytes_per_step", "rank0/peak_rss_bytes"} <= logged_keys(file)
+        summary = summary_of(file)
+        for name in ("ne", "auc"):
+            assert summary[name] == record["eval"][name]
+        assert (summary["num_groups"], summary["parallelism"], summary["label"]) == (2, "sparse_2d", "measured")
+        assert summary["sync_bytes_per_sync"] == record["comms"]["sync_bytes_per_sync"]["mean"] > 0
+        (table,) = path.glob("wandb/offline-run-*/files/media/table/plan_*.json")
+        shards = json.loads(table.read_text())
+        assert len(shards["data"]) == record["plan"]["num_shards"] == 26
+        (picture,) = path.glob("wandb/offline-run-*/files/media/images/curves_*.png")
+        assert picture.read_bytes() == (path / "curves.png").read_bytes()
 
 
 def test_record_has_every_part(sweep):
@@ -207,7 +250,7 @@ def test_metrics_grow_step_by_step_and_end_with_the_evaluation(sweep):
         expected = {f"eval/{key}": value for key, value in read_record(path)["eval"].items()}
         assert evaluation == {"step": 20} | expected
         (file,) = offline_runs(path)
-        assert logged_steps(file) == [5, 10, 15, 20]
+        assert logged_steps(file) == [0, 5, 10, 15, 20]
 
 
 def test_config_and_log_lie_beside_the_record(sweep):
@@ -251,15 +294,19 @@ def test_failed_jobs_are_run_again(sweep, program):
     assert ended.err.count("\n") == 1
 
 
-def test_a_pipelined_run_records_the_same_figures(data_dir, tmp_path, program):
+def test_neither_the_pipeline_nor_evaluations_on_the_way_change_a_figure(data_dir, tmp_path, program):
     logged = []
-    for pipeline in ("none", "sparse_dist"):
-        results = tmp_path / pipeline
-        options = [*tiny_overrides(results, data_dir), *TWO_D, "tracking=none", f"pipeline={pipeline}"]
-        assert program("train", *options).code == 0
+    for options in (["pipeline=none"], ["pipeline=sparse_dist", "eval_every=10"]):
+        results = tmp_path / options[0]
+        arguments = [*tiny_overrides(results, data_dir), *TWO_D, "tracking=none", *options]
+        assert program("train", *arguments).code == 0
         (run_dir,) = run_dirs(results)
-        logged.append([{key: value for key, value in point.items() if key != "qps"} for point in points(run_dir)])
-    assert logged[0] == logged[1]
+        logged.append([without_measurements(point) for point in points(run_dir)])
+    plain, evaluated = logged
+    assert [point for point in evaluated if not {"rows", "eval/ne"} <= point.keys()] == plain
+    (halfway,) = [point for point in evaluated if {"rows", "eval/ne"} <= point.keys()]
+    assert (halfway["step"], halfway["rows"], halfway["eval/rows"]) == (10, 600, 200)
+    assert halfway["eval/ne"] != plain[-1]["eval/ne"]
 
 
 @pytest.fixture

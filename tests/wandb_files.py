@@ -1,10 +1,12 @@
 """wandb's offline files, read without wandb's help: its Python package only writes them."""
 
+import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto.wandb_internal_pb2 import Record, RunRecord
 
 # A LevelDB log: blocks of 32 KiB, records split into parts under a header of checksum, length and kind.
 BLOCK_BYTES = 32_768
@@ -47,3 +49,20 @@ def exit_codes(path: Path) -> list[int]:
 def logged_steps(path: Path) -> list[int]:
     """The steps at which something was logged."""
     return [record.history.step.num for record in records(path) if record.WhichOneof("record_type") == "history"]
+
+
+def started_as(path: Path) -> RunRecord:
+    """What a run says of itself at its start: group, name, config."""
+    return next(record.run for record in records(path) if record.WhichOneof("record_type") == "run")
+
+
+def logged_keys(path: Path) -> set[str]:
+    """Names of everything that was logged."""
+    items = [item for record in records(path) for item in record.history.item]
+    return {item.key or "/".join(item.nested_key) for item in items}
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    """A run's summary as it was set last."""
+    items = [item for record in records(path) for item in record.summary.update]
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}

@@ -1,4 +1,4 @@
-"""The one exception that users are meant to see."""
+"""The exceptions that users are meant to see."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,7 @@ class UserError(ValueError):
 
     Entry points print its text and exit non-zero; any other exception is a bug and keeps its traceback.
     """
+
+
+class BusyError(UserError):
+    """Another process is at the same run; a sweep does its other jobs first."""

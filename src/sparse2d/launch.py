@@ -101,6 +101,10 @@ class RanksFailedError(RuntimeError):
         super().__init__(f"rank {cause.rank}: {cause.error}")
         self.cause = cause
 
+    def __reduce__(self) -> tuple[type, tuple[RankFailure]]:
+        """A cluster's job hands it back in a pickle."""
+        return RanksFailedError, (self.cause,)
+
 
 def run_ranks(
     fn: Callable[..., T], *args: Any, num_ranks: int, max_restarts: int = 0, grace_s: float | None = None

@@ -78,7 +78,10 @@ def run_rank(job: Job) -> dict[str, Any]:
             Checkpointer(config, engine, rank, job.run_dir / "checkpoints", job.fingerprint, dataset.digest)
         )
         resumed = checkpointer.resume(lambda: engine.rehearse(first_batch(engine, config, dataset, rank)))
-        run_log = stack.enter_context(RunLog(config, job.run_dir, job.fingerprint, rank.is_first, resumed.step))
+        run_log = stack.enter_context(
+            RunLog(config, job.run_dir, job.fingerprint, dataset.digest, rank.is_first, resumed.step)
+        )
+        run_log.show_plan(engine.placement)
         measuring = stack.enter_context(Measuring(engine, config, job.run_dir / "trace"))
         train_results = train(engine, config, dataset, rank, run_log, checkpointer, resumed, measuring)
         scores = evaluate(engine, config, dataset, rank)
@@ -99,8 +102,8 @@ def run_rank(job: Job) -> dict[str, Any]:
             "comms": measuring.comms_record(),
             "memory": {"peak_rss_bytes": int(_over_ranks(peak_rss_bytes(), dist.ReduceOp.MAX))} | _cuda_memory(device),
         }
-        run_log.log({"step": train_results["steps"]} | {f"eval/{key}": value for key, value in asdict(metrics).items()})
-        run_log.summarise({"ne": metrics.ne, "auc": metrics.auc, "qps": train_results["qps"]})
+        run_log.log({"step": train_results["steps"]} | _eval_point(metrics))
+        run_log.summarise(results)
         checkpointer.keep_only_newest()
     return {key: plain(value) for key, value in results.items()}
 
@@ -147,8 +150,12 @@ def train(
     steps = min(total, config.max_steps or total)
     if dropped := dropped_rows(dataset, batch_size):
         log.info("the last %d training rows fill no batch of %d and are dropped", dropped, batch_size)
+    if (config.max_steps or 0) > total:
+        log.info("max_steps=%d is more than one pass: the training rows fill %d steps", config.max_steps, total)
     if resumed.step > steps:
         raise UserError(f"{resumed.path} is of step {resumed.step}, beyond the {steps} steps of this run")
+    if resumed.step == steps:
+        log.info("%s is of the last of %d steps: nothing is left to train, only to evaluate", resumed.path, steps)
     warmup_steps = min(WARMUP_STEPS, (steps - resumed.step) // 2)
     window = Window(rank, resumed.window)
     seed = config.data.shuffle_seed
@@ -169,7 +176,12 @@ def train(
             if step % config.log_every == 0 or step == steps:
                 point = window.reduce()
                 loss_last = point["loss"]
-                run_log.log({"step": step, "rows": step * batch_size} | point | {"qps": measuring.qps})
+                run_log.log({"step": step, "rows": step * batch_size} | point | measuring.point())
+            if config.eval_every is not None and step % config.eval_every == 0 and step < steps:
+                train_steps.pause()
+                metrics, _ = evaluate(engine, config, dataset, rank)
+                # With its rows, as points of training have: a resumed run keeps it.
+                run_log.log({"step": step, "rows": step * batch_size} | _eval_point(metrics))
             checkpointer.poll()
             ends = stop is not None and stop.agreed()
             if ends or step == steps or checkpointer.is_due(step):
@@ -329,6 +341,10 @@ def _seen_in_training(config: TrainConfig, dataset: Dataset) -> SeenCounts | Non
     seed = config.data.shuffle_seed
     rows = train_batches(dataset, config.global_batch_size, 0, 1, max_steps=config.max_steps, shuffle_seed=seed)
     return SeenCounts(dataset, rows)
+
+
+def _eval_point(metrics: Metrics) -> dict[str, Any]:
+    return {f"eval/{key}": value for key, value in asdict(metrics).items()}
 
 
 def _cuda_memory(device: torch.device) -> dict[str, int]:

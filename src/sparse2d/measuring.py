@@ -17,6 +17,7 @@ from sparse2d.engine import Engine
 from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.phases import Phase, PhaseClock, watching
 from sparse2d.pipeline import TrainSteps
+from sparse2d.records import peak_rss_bytes
 from sparse2d.timing import StepTimer, percentiles_ms, slowest
 from sparse2d.wire import WireCounter, wire_record
 
@@ -100,6 +101,16 @@ class Measuring:
     def qps(self) -> float | None:
         """Rows of all ranks per second of timed steps, on this rank's clock; None before the first one."""
         return self._timer.qps
+
+    def point(self) -> dict[str, float | None]:
+        """What is measured so far, for the log: rates and memory of this rank, without a collective."""
+        sent = sum(self._wire.sent_bytes.values()) / max(self._steps, 1)
+        cuda = torch.cuda.max_memory_allocated(self._engine.device) if self._engine.device.type == "cuda" else None
+        return {
+            "qps": self.qps,
+            "rank0/sent_bytes_per_step": None if self._is_emulated else sent,
+            "rank0/peak_rss_bytes": peak_rss_bytes(),
+        } | ({} if cuda is None else {"rank0/peak_cuda_bytes": cuda})
 
     def train_record(self) -> dict[str, Any]:
         """QPS of the slowest rank; P10, P50 and P90 of steps, and of phases if timed; a collective over all ranks."""

@@ -19,17 +19,18 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from hydra.core.hydra_config import HydraConfig
 
 from sparse2d import __version__
 from sparse2d.config import EngineKind, Timing, TrainConfig
 from sparse2d.data.atomic import replacing
 from sparse2d.environment import found_versions
-from sparse2d.errors import UserError
+from sparse2d.errors import BusyError, UserError
 from sparse2d.testbed.description import description_here
 
 SCHEMA = 1
 # Where results go and how they are watched does not change them; digests stand for the paths of data and plan.
-NOT_FINGERPRINTED = ("results_dir", "rerun", "tracking", "plan_only", "plan_out")
+NOT_FINGERPRINTED = ("results_dir", "rerun", "fail_fast", "tracking", "plan_only", "plan_out")
 DATA_NOT_FINGERPRINTED = (
     "path",
     "raw_dir",
@@ -43,6 +44,11 @@ DATA_NOT_FINGERPRINTED = (
 
 
 _PROVENANCE = {EngineKind.distributed: "measured", EngineKind.emulated: "emulated"}
+
+
+def provenance(config: TrainConfig) -> str:
+    """The label of what this run finds: measured, shaped or emulated."""
+    return _PROVENANCE[config.engine] if description_here() is None else "shaped"
 
 
 def plain(value: Any) -> Any:
@@ -79,10 +85,20 @@ def fingerprint(config: TrainConfig, data_digest: str, plan_digest: str | None =
         settings.pop("compression")
     if config.frequency_bins is None:
         settings.pop("frequency_bins")
+    if config.eval_every is None:
+        settings.pop("eval_every")
     if (testbed := description_here()) is not None:
         settings["testbed"] = testbed["config"]
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def seeds_group(config: TrainConfig, data_digest: str) -> str:
+    """Name of the runs that differ in the seed alone, an order of rows that follows the seed included."""
+    follows = config.data.shuffle_seed == config.seed
+    data = dataclasses.replace(config.data, shuffle_seed=0) if follows else config.data
+    seedless = dataclasses.replace(config, seed=0, data=data)
+    return f"{config.experiment}-{fingerprint(seedless, data_digest)[:8]}"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -134,12 +150,13 @@ class RunDirectory:
             is_restart: whether a launcher has started the ranks again, in which case nothing starts anew.
 
         Raises:
-            UserError: if the folder cannot be written, or another process is at the same run.
+            BusyError: if another process is at the same run.
+            UserError: if the folder cannot be written.
         """
         try:
             self._begin(is_restart)
         except Timeout as error:
-            raise UserError(f"{self.path}: another process is at this run; wait for it, or stop it") from error
+            raise BusyError(f"{self.path}: another process is at this run; wait for it, or stop it") from error
         except OSError as error:
             self._lock.release()
             raise UserError(
@@ -174,11 +191,11 @@ class RunDirectory:
             "schema": SCHEMA,
             "status": status,
             "error": error,
-            "provenance": _PROVENANCE[self._config.engine] if testbed is None else "shaped",
+            "provenance": provenance(self._config),
             **({} if testbed is None else {"testbed": testbed}),
             "experiment": self._config.experiment,
             "fingerprint": self.fingerprint,
-            "command": shlex.join([Path(sys.executable).name, "-m", *_module_command()]),
+            "command": shlex.join([Path(sys.executable).name, "-m", *command_words()]),
             **_git_state(),
             "versions": versions(),
             "host": host(),
@@ -254,8 +271,12 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _module_command() -> list[str]:
-    """``sys.argv`` as the user may type it again: the module's name for its file's path."""
+def command_words() -> list[str]:
+    """What the user may type again after ``python -m``: the module's name for its file's path, and the arguments."""
+    if "SUBMITIT_EXECUTOR" in os.environ and HydraConfig.initialized():
+        # A job on a cluster was started with a pickled function; these are its options.
+        hydra = HydraConfig.get()
+        return [f"sparse2d.{hydra.job.name}", *hydra.overrides.task]
     program = Path(sys.argv[0])
     module = f"sparse2d.{program.stem}" if program.parent.name == "sparse2d" else program.name
     return [module, *sys.argv[1:]]

@@ -23,17 +23,25 @@ class Tracker:
         config: mode, project, entity, group.
         run_dir: where the run's files go (``run_dir/wandb``).
         name: shown in wandb.
-        experiment: the default group.
+        group: runs that differ in the seed alone, unless the config names one.
+        job_type: the experiment.
         settings: the resolved config of the run.
     """
 
     def __init__(
-        self, config: TrackingConfig, run_dir: Path, name: str, experiment: str, settings: Mapping[str, Any]
+        self,
+        config: TrackingConfig,
+        run_dir: Path,
+        name: str,
+        group: str,
+        job_type: str,
+        settings: Mapping[str, Any],
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._name = name
-        self._experiment = experiment
+        self._group = config.group or group
+        self._job_type = job_type
         self._settings = settings
         self._run: Any = None
 
@@ -46,7 +54,8 @@ class Tracker:
             mode=self._mode(),
             project=self._config.project,
             entity=self._config.entity,
-            group=self._config.group or self._experiment,
+            group=self._group,
+            job_type=self._job_type,
             name=self._name,
             dir=self._run_dir,
             config=dict(self._settings),
@@ -69,6 +78,25 @@ class Tracker:
         """Log one point; nulls are left out, since wandb would plot them as zero."""
         if self._run is not None:
             self._run.log({key: value for key, value in values.items() if value is not None}, step=step)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a wandb run."""
+        return self._run is not None
+
+    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
+        """Log a table."""
+        if self._run is not None:
+            import wandb
+
+            self._run.log({name: wandb.Table(columns=columns, data=rows)}, step=step)
+
+    def log_image(self, name: str, path: Path, step: int) -> None:
+        """Log a picture, which wandb copies."""
+        if self._run is not None:
+            import wandb
+
+            self._run.log({name: wandb.Image(str(path))}, step=step)
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Set the run's final figures."""

@@ -28,8 +28,8 @@ log = logging.getLogger("sparse2d.train")
 VERIFIED_BYTES = 1 << 30
 
 
-def main(config: TrainConfig) -> None:
-    """Run one configuration, unless a finished run of it is there already."""
+def main(config: TrainConfig) -> str | None:
+    """Run one configuration, unless a finished run of it is there already; returns the run's folder."""
     rank = rank_from_env()
     if rank is not None:
         if config.engine is EngineKind.emulated:
@@ -43,7 +43,7 @@ def main(config: TrainConfig) -> None:
     if config.plan_only:
         if is_first:
             _plan_only(config)
-        return
+        return None
     if (path := config.checkpoint.resume_path) is not None:
         candidates_at(path)
     dataset = _dataset(config, show_progress=is_first)
@@ -51,7 +51,7 @@ def main(config: TrainConfig) -> None:
     if not config.rerun and (record := run.completed_record()) is not None:
         if is_first:
             log.info("already finished (rerun=true runs it again): %s", _outcome(record, run.path))
-        return
+        return str(run.path)
     check_environment()
     check_device(config.launch.device)
     if pinned is not None:
@@ -67,9 +67,11 @@ def main(config: TrainConfig) -> None:
             _record_failure(run, error)
         else:
             _record_failure_of_ranks(run, error, rank)
+        error.add_note(str(run.path))
         raise
     if is_first:
         log.info(_outcome(run.finish("completed", None, results), run.path))
+    return str(run.path)
 
 
 def _plan_only(config: TrainConfig) -> None:

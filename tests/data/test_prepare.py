@@ -256,7 +256,10 @@ def test_path_and_synthetic_source_contradict_each_other(config):
 
 
 def test_out_dir_that_cannot_be_made_is_refused(config, raw):
-    with pytest.raises(UserError, match=r"Not a directory; data\.out_dir=.*train\.tsv/sub must be writable"):
+    with pytest.raises(
+        UserError,
+        match=r"Not a directory; data\.out_dir=.*train\.tsv/sub \(results_dir/data unless set\) must be writable",
+    ):
         prepare(config(raw, out_dir=str(raw / "sub")), progress=False)
 
 
@@ -351,16 +354,17 @@ with FileLock(sys.argv[1]):
 """
 
 
-def test_whoever_waits_for_another_process_is_told(config, raw, tmp_path, caplog):
+def test_whoever_waits_long_for_another_process_is_told(config, raw, tmp_path, caplog, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     pipe = subprocess.PIPE
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out / ".lock")], stdin=pipe, stdout=pipe, text=True)
     assert holder.stdout.readline() == "held\n"
-    threading.Timer(0.3, holder.communicate, ["\n"]).start()
+    monkeypatch.setattr("sparse2d.data.prepare.PATIENCE_S", 0.1)
+    threading.Timer(0.5, holder.communicate, ["\n"]).start()
     with caplog.at_level(logging.INFO):
-        assert open_dataset(prepare(config(raw), progress=False)).manifest.rows == 70
-    assert f"another process is at work in data.out_dir={out}: waiting for it to end" in caplog.text
+        assert open_dataset(prepare(config(raw))).manifest.rows == 70
+    assert f"another process, or rank, is at work in data.out_dir={out}: waiting for it to end" in caplog.text
 
 
 def test_progress_goes_to_stderr_only(config, capfd):

@@ -5,10 +5,13 @@ Hydra takes plugins from the namespace package ``hydra_plugins`` only, hence the
 
 import logging
 import shlex
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,8 +21,12 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from sparse2d.errors import UserError
+from sparse2d.errors import BusyError, UserError
 from sparse2d.launch import RanksFailedError
+from sparse2d.sweeps import SweepManifest
+
+# Between two looks at runs that another process is at.
+POLL_S = 5
 
 log = logging.getLogger("sparse2d.sweep")
 
@@ -66,33 +73,86 @@ class UnionSweeper(Sweeper):
         return list(jobs.values())
 
     def sweep(self, arguments: list[str]) -> list[JobReturn]:
-        """Run all jobs.
+        """Run all jobs: one after the other here, or at once where a launcher submits them to a cluster.
 
         Raises:
-            UserError: at the end, if a job failed.
+            UserError: at the end, if a job failed; at once with ``fail_fast=true``.
         """
         jobs = self.jobs(arguments)
         for job in jobs:
             # One that does not compose would end the sweep in its middle: refuse it before any job runs.
             self._hydra_context.config_loader.load_sweep_config(self._config, job)
-        results: list[JobReturn] = []
-        failed: list[str] = []
+        manifest = SweepManifest(self._config.results_dir, self._config.experiment, jobs)
+        log.info("%d jobs: %s", len(jobs), manifest.path)
+        results = (
+            self._one_by_one(jobs, manifest)
+            if isinstance(self._launcher, BasicLauncher)
+            else self._all_at_once(jobs, manifest)
+        )
+        failed = [str(index + 1) for index, result in sorted(results.items()) if _has_failed(result)]
+        if failed:
+            raise UserError(f"{len(failed)} of {len(jobs)} jobs failed (job {', '.join(failed)}): {manifest.path}")
+        return [results[index] for index in sorted(results)]
+
+    def _one_by_one(self, jobs: list[list[str]], manifest: SweepManifest) -> dict[int, JobReturn]:
+        """Jobs that another sweep is at come last, so that two of the same kind share the work."""
+        results: dict[int, JobReturn] = {}
+        queue = deque(range(len(jobs)))
+        busy = 0
+        while queue:
+            index = queue.popleft()
+            log.info("job %d of %d: %s", index + 1, len(jobs), " ".join(jobs[index]))
+            manifest.set(index, "running")
+            try:
+                result = self._launcher.launch([jobs[index]], initial_job_idx=index)[0]
+            except BaseException as error:
+                manifest.set(index, "interrupted", _line(error))
+                raise
+            if isinstance(result._return_value, BusyError):
+                log.info("job %d: another process is at it; it comes last", index + 1)
+                manifest.set(index, "waiting")
+                queue.append(index)
+                busy += 1
+                if busy >= len(queue):
+                    time.sleep(POLL_S)
+                continue
+            busy = 0
+            results[index] = result
+            self._tell(index, result, manifest)
+            if _has_failed(result) and self._config.get("fail_fast", False):
+                break
+        return results
+
+    def _all_at_once(self, jobs: list[list[str]], manifest: SweepManifest) -> dict[int, JobReturn]:
         for index, job in enumerate(jobs):
             log.info("job %d of %d: %s", index + 1, len(jobs), " ".join(job))
-            result = self._launcher.launch([job], initial_job_idx=index)[0]
-            results.append(result)
-            if result.status is not JobStatus.COMPLETED:
-                failed.append(str(index + 1))
-                self._tell(index + 1, result)
-        if failed:
-            raise UserError(f"{len(failed)} of {len(jobs)} jobs failed (job {', '.join(failed)})")
+            manifest.set(index, "running")
+        results = dict(enumerate(self._launcher.launch(jobs, initial_job_idx=0)))
+        for index, result in results.items():
+            self._tell(index, result, manifest)
         return results
 
     @staticmethod
-    def _tell(number: int, result: JobReturn) -> None:
+    def _tell(index: int, result: JobReturn, manifest: SweepManifest) -> None:
+        if not _has_failed(result):
+            manifest.set(index, "completed", run=result._return_value)
+            return
         error: Any = result._return_value
         expected = isinstance(error, UserError | RanksFailedError)
-        log.error("job %d failed: %s", number, error, exc_info=None if expected else error)
+        # The run's folder, where there was one.
+        run = next(iter(getattr(error, "__notes__", [])), None)
+        log.error(
+            "job %d failed: %s%s", index + 1, error, f" -> {run}" if run else "", exc_info=None if expected else error
+        )
+        manifest.set(index, "failed", _line(error), run)
+
+
+def _has_failed(result: JobReturn) -> bool:
+    return bool(result.status is not JobStatus.COMPLETED)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 @dataclass

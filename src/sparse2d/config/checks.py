@@ -62,6 +62,7 @@ def _check_numbers(config: TrainConfig) -> None:
         "global_batch_size": config.global_batch_size,
         "eval_batch_size": config.eval_batch_size,
         "log_every": config.log_every,
+        "eval_every": config.eval_every,
         "max_steps": config.max_steps,
         "sync.interval": config.sync.interval,
         "launch.num_ranks": config.launch.num_ranks,

@@ -163,3 +163,10 @@ class WandbMode(Enum):
     offline = "offline"
     online = "online"
     disabled = "disabled"
+
+
+class ReproduceScale(Enum):
+    """How much of a study is run: what 2 cores can do in minutes, or all of it."""
+
+    laptop = "laptop"
+    full = "full"

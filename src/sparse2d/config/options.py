@@ -21,6 +21,7 @@ from sparse2d.config.choices import (
     ParallelismKind,
     Pipeline,
     Replicas,
+    ReproduceScale,
     ShardingKind,
     SplitKind,
     SyncMoments,
@@ -215,6 +216,7 @@ class TrackingConfig:
     mode: WandbMode = WandbMode.offline
     project: str = "sparse2d"
     entity: str | None = None
+    # null = one for each configuration: its seeds.
     group: str | None = None
 
 
@@ -234,6 +236,8 @@ class TrainConfig:
     max_steps: int | None = None
     # Steps between logged points.
     log_every: int = 20
+    # Steps between evaluations while training, for curves; null = only the one at the end. It changes no result.
+    eval_every: int | None = None
     # emulated = launch.num_ranks ranks in one process, for NE: M may be large, and speed says nothing about ranks.
     engine: EngineKind = EngineKind.distributed
     # auto = sparse_dist (TrainPipelineSparseDist) on CUDA, none on the CPU. It changes no result.
@@ -244,6 +248,8 @@ class TrainConfig:
     results_dir: str = "results"
     # Run again even if a finished run of the same fingerprint exists.
     rerun: bool = False
+    # With -m: end the sweep at the first job that fails, instead of running the others.
+    fail_fast: bool = False
     # Only print what each rank would hold, and write a plan file that parallelism.plan_file pins.
     plan_only: bool = False
     # With plan_only: the file; null = results_dir/plans/<experiment>-<digest>.json.
@@ -281,3 +287,17 @@ class ReportConfig:
     results_dir: str = "results"
     # Tables to build; empty = every table that has runs.
     tables: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ReproduceConfig:
+    """``python -m sparse2d.reproduce``; what it runs writes to the checkout's ``results/``."""
+
+    # laptop = each claim on 2 cores, under half an hour together; full = as for the committed tables.
+    scale: ReproduceScale = ReproduceScale.laptop
+    # Claims of experiments/claims.yaml to run; empty = all.
+    claims: list[str] = field(default_factory=list)
+    # Raw rows in Criteo Kaggle's format; null = synthetic rows.
+    data_path: str | None = None
+    # Run claims again that were finished before. Finished training runs are not repeated even so.
+    rerun: bool = False

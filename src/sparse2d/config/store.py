@@ -7,6 +7,7 @@ from hydra.core.config_store import ConfigStore
 from sparse2d.config.options import (
     PreprocessConfig,
     ReportConfig,
+    ReproduceConfig,
     TrainConfig,
 )
 from sparse2d.errors import UserError
@@ -18,6 +19,7 @@ def register_schemas() -> None:
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="preprocess_schema", node=PreprocessConfig)
     store.store(name="report_schema", node=ReportConfig)
+    store.store(name="reproduce_schema", node=ReproduceConfig)
     # Not at the top: its options refer to the enums above.
     from sparse2d.cost.config import SimulateConfig
 

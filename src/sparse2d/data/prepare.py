@@ -24,6 +24,7 @@ from sparse2d.errors import UserError
 log = logging.getLogger(__name__)
 
 _INT32 = np.iinfo(np.int32)
+PATIENCE_S = 2
 
 
 def prepare(data: DataConfig, progress: bool = True) -> Path:
@@ -42,7 +43,7 @@ def prepare(data: DataConfig, progress: bool = True) -> Path:
     if folder is not None and (folder / MANIFEST).is_file():
         return _prepared_before(folder, data)
     _check(data)
-    with working_in(Path(data.out_dir)) as out_dir:
+    with working_in(Path(data.out_dir), tells=progress) as out_dir:
         # Numba takes half a second to import: not for a caller whose dataset is there, or who only asks for help.
         if folder is not None and is_arrays(folder):
             from sparse2d.data.adopt import adopt
@@ -97,26 +98,34 @@ def is_arrays(folder: Path) -> bool:
 
 
 @contextmanager
-def working_in(out_dir: Path) -> Iterator[Path]:
-    """Make ``out_dir`` if need be and keep other processes out of it; what the system refuses is the user's error."""
+def working_in(out_dir: Path, tells: bool = True) -> Iterator[Path]:
+    """Make ``out_dir`` if need be and keep other processes out of it; what the system refuses is the user's error.
+
+    Args:
+        out_dir: where datasets are kept.
+        tells: whether to say that another process is waited for.
+    """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         # Equal copies would do no harm, but the ranks of a host should not all do the same work.
-        with _acquired(FileLock(out_dir / ".lock"), out_dir):
+        with _acquired(FileLock(out_dir / ".lock"), out_dir, tells):
             yield out_dir
     except OSError as error:
         reason = f"{error.filename or out_dir}: {error.strerror or error}"
         raise UserError(
-            f"{reason}; data.out_dir={out_dir} must be writable, with room, and data.path readable"
+            f"{reason}; data.out_dir={out_dir} (results_dir/data unless set) must be writable, with room, "
+            "and data.path readable"
         ) from error
 
 
-def _acquired(lock: BaseFileLock, out_dir: Path) -> AbstractContextManager[object]:
-    """The lock, taken; whoever has to wait for it is told so, since that may take hours."""
+def _acquired(lock: BaseFileLock, out_dir: Path, tells: bool) -> AbstractContextManager[object]:
+    """The lock, taken; whoever has to wait long for it is told so, since that may take hours."""
     try:
-        return lock.acquire(blocking=False)
+        # The ranks of one torchrun take turns, and looking up a dataset that is there takes less.
+        return lock.acquire(timeout=PATIENCE_S)
     except Timeout:
-        log.info("another process is at work in data.out_dir=%s: waiting for it to end", out_dir)
+        if tells:
+            log.info("another process, or rank, is at work in data.out_dir=%s: waiting for it to end", out_dir)
         return lock.acquire()
 
 

@@ -1,5 +1,6 @@
-"""``python -m sparse2d.report``: results/tables/*.csv from results/runs, and the tables on the terminal."""
+"""``python -m sparse2d.report``: tables from results/runs, and the report of all tables and figures."""
 
+import logging
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +11,13 @@ from sparse2d.cli import run_entry_point
 from sparse2d.config import ReportConfig
 from sparse2d.errors import UserError
 from sparse2d.records import write_atomically
+from sparse2d.report.claims import claims_file, read_claims
 from sparse2d.report.ne_detail import Detail, along_the_pass, by_count
 from sparse2d.report.ne_gap import COMPARISON, Study
+from sparse2d.report.page import write_report
+from sparse2d.report.views import write_views
+
+log = logging.getLogger("sparse2d.report")
 
 STUDIES = [
     Study("ne_parity", "paper (arXiv 2508.03854): no NE loss against full MP with c = M, a loss with c = 1"),
@@ -37,11 +43,10 @@ TABLES |= {detail.name: detail for detail in DETAILS}
 
 
 def main(config: ReportConfig) -> None:
-    """Write and print every table that has runs."""
+    """Write and print every table that has runs; then the report of all tables and figures that are there."""
     results_dir = Path(config.results_dir)
     if unknown := set(config.tables) - set(TABLES):
         raise UserError(f"unknown table {sorted(unknown)[0]!r}; choose from: {', '.join(TABLES)}")
-    written = 0
     for name in config.tables or TABLES:
         table = TABLES[name].build(results_dir)
         if table.empty:
@@ -50,12 +55,15 @@ def main(config: ReportConfig) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, table.to_csv(index=False, float_format="%.6g"))
         show(table, f"{name} ({path})", TABLES[name].caption)
-        written += 1
-    if not written:
+    if not any((results_dir / "tables").glob("*.csv")):
         raise UserError(
             f"no finished runs under {results_dir / 'runs'} for: {', '.join(config.tables or TABLES)}; "
             f"first run python -m sparse2d.train -m experiment={next(iter(config.tables or TABLES))}"
         )
+    claims = read_claims(claims_file())
+    write_views([view for claim in claims for view in claim.tables], results_dir / "tables")
+    for page in write_report(claims, results_dir, results_dir.parent / "paper_figures"):
+        log.info("report: %s", page)
 
 
 # Columns that a reader compares: heading, alignment, format.

@@ -1,0 +1,123 @@
+"""The report: what was claimed, what was found, how sure that is, how to run it again; as Markdown and as one page."""
+
+import base64
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from sparse2d.errors import UserError
+from sparse2d.records import write_atomically
+from sparse2d.report.claims import Claim, TableView
+from sparse2d.report.views import markdown, read_table, text, view
+
+LABELS = {
+    "paper": "published figures of the paper that is named",
+    "measured": "real ranks, real TorchRec, the network of the machine they ran on",
+    "shaped": "real ranks, real TorchRec, links between hosts shaped to a given bandwidth",
+    "emulated": "all ranks' updates made in one process, which tests hold to real ranks; for NE only",
+    "modelled": "the cost model's prediction for a cluster that is not at hand",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table of the report: its view, and None where there is no such file yet."""
+
+    view: TableView
+    rows: pd.DataFrame | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A claim with its evidence as it is on the disk."""
+
+    claim: Claim
+    found: str
+    tables: list[Shown]
+    figures: dict[str, Path | None]
+
+
+def write_report(claims: Sequence[Claim], results_dir: Path, figures_dir: Path) -> list[Path]:
+    """Write ``REPORT.md`` and ``report.html``, which holds its figures, into ``results_dir``; returns both.
+
+    A claim whose table or figure is not there is told with what is missing.
+
+    Raises:
+        UserError: if a claim asks for a column that its table lacks, or says something of rows that are not there.
+    """
+    sections = [_section(claim, results_dir / "tables", figures_dir) for claim in claims]
+    markdown_page, html_page = results_dir / "REPORT.md", results_dir / "report.html"
+    context = {"sections": sections, "labels": LABELS}
+    write_atomically(markdown_page, _environment(False).get_template("REPORT.md.j2").render(context))
+    write_atomically(html_page, _environment(True).get_template("report.html.j2").render(context))
+    return [markdown_page, html_page]
+
+
+def _section(claim: Claim, tables: Path, figures_dir: Path) -> Section:
+    shown = [
+        Shown(of, None if (rows := read_table(tables, of.name)) is None else view(rows, of)) for of in claim.tables
+    ]
+    found = "" if any(table.rows is None for table in shown) else _found(claim, tables)
+    pictures = {name: figures_dir / f"{name}.png" for name in claim.figures}
+    return Section(claim, found, shown, {name: path if path.is_file() else None for name, path in pictures.items()})
+
+
+def _found(claim: Claim, tables: Path) -> str:
+    """The claim's ``found`` with the tables' values in it."""
+    try:
+        return (
+            jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(claim.found).render(value=_value(tables))
+        )
+    except jinja2.TemplateError as error:
+        raise UserError(f"claim {claim.name}: found: {error}") from error
+
+
+def _value(tables: Path) -> Callable[..., str]:
+    """What ``value("table", "column", axis=...)`` gives in a ``found`` text."""
+
+    def value(name: str, column: str, pick: str = "only", **where: Any) -> str:
+        """One value of a table, rounded: that of the only row with these values, or their min or max."""
+        rows = read_table(tables, name)
+        if rows is None:
+            raise UserError(f"there is no table {name}")
+        for axis, wanted in where.items():
+            rows = rows[rows[axis] == wanted]
+        # Not of every scale of a study: a quick run has fewer arms.
+        if rows[column].dropna().empty:
+            return "(not in this table)"
+        if pick in ("min", "max"):
+            return text(rows[column].agg(pick), column)
+        if len(rows) != 1:
+            raise UserError(f"table {name} has {len(rows)} rows with {where}: name one, or pick min or max")
+        return text(rows[column].iloc[0], column)
+
+    return value
+
+
+def _environment(is_html: bool) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sparse2d.report"),
+        autoescape=is_html,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    # Texts are Markdown; raw HTML in them stays text.
+    renderer = MarkdownIt("js-default", {"html": False})
+    environment.filters["rendered"] = lambda raw: Markup(renderer.render(raw))
+    environment.filters["markdown"] = markdown
+    environment.filters["data_uri"] = _data_uri
+    environment.filters["script_of"] = lambda name: shlex.join(["python", "paper_figures", name])
+    return environment
+
+
+def _data_uri(picture: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"

@@ -1,0 +1,126 @@
+"""Tables as a reader sees them: chosen columns, rounded, as Markdown and LaTeX."""
+
+import fnmatch
+from collections.abc import Iterable
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from sparse2d.errors import UserError
+from sparse2d.records import write_atomically
+from sparse2d.report.claims import TableView
+
+# The first pattern that fits a column's name decides how its numbers are written.
+FORMATS = {
+    "*gap_pct": "+.2f",
+    "*error_pct": "+.1f",
+    "*_ci95": ".2f",
+    "*_pct": ".1f",
+    "ne": ".4f",
+    "auc": ".4f",
+    "imbalance*": ".2f",
+    "*ratio*": ".3g",
+    "*bytes*": ".3g",
+    "*_ms": ".3g",
+    "ms": ".3g",
+    "*qps": ".4g",
+    "rows_per_s": ".3g",
+}
+MISSING = "-"
+
+
+def read_table(tables: Path, name: str) -> pd.DataFrame | None:
+    """A table as it was written; None if there is none.
+
+    Raises:
+        UserError: if the file is no table.
+    """
+    path = tables / f"{name}.csv"
+    try:
+        return pd.read_csv(path)
+    except FileNotFoundError:
+        return None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no table ({str(error).strip()}); make it anew") from error
+
+
+def view(table: pd.DataFrame, of: TableView) -> pd.DataFrame:
+    """The rows and columns of a view, as texts; a value with a spread is written ``mean +- spread``.
+
+    Raises:
+        UserError: if the view names a column that the table lacks.
+    """
+    rows = table if of.where is None else table.query(of.where)
+    unknown = set(of.columns) - set(table.columns)
+    if unknown:
+        raise UserError(f"table {of.name} has no column {sorted(unknown)[0]!r}; it has: {', '.join(table.columns)}")
+    return pd.DataFrame({heading: _texts(rows, column) for column, heading in of.columns.items()})
+
+
+def _texts(rows: pd.DataFrame, column: str) -> list[str]:
+    spreads = rows.get(f"{column}_std", pd.Series(index=rows.index, dtype=float))
+    if column == "fingerprints":
+        return [_short_names(value) for value in rows[column]]
+    return [
+        text(value, column) + (f" +- {text(spread, column).lstrip('+')}" if pd.notna(spread) else "")
+        for value, spread in zip(rows[column], spreads, strict=True)
+    ]
+
+
+def text(value: object, column: str) -> str:
+    """One value, rounded as its column asks."""
+    if pd.isna(value):  # type: ignore[call-overload]
+        return MISSING
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    form = next((form for pattern, form in FORMATS.items() if fnmatch.fnmatchcase(column, pattern)), ".6g")
+    return format(float(value), form)
+
+
+def _short_names(value: object) -> str:
+    """The first runs behind a row, and how many more there are; the CSV has all of them, whole."""
+    if pd.isna(value):  # type: ignore[call-overload]
+        return MISSING
+    if str(value).startswith("arXiv"):
+        return str(value)
+    first, *others = str(value).split()
+    return first[:8] + (f" and {len(others)} more" if others else "")
+
+
+_MARKDOWN = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(
+    """\
+| {{ headings | join(" | ") }} |
+|{{ "---|" * (headings | length) }}
+{% for row in rows %}
+| {{ row | join(" | ") }} |
+{% endfor %}
+"""
+)
+
+
+def markdown(shown: pd.DataFrame) -> str:
+    """A table for a page in Markdown."""
+    rows = [[str(cell).replace("|", "\\|") for cell in row] for row in shown.itertuples(index=False)]
+    return _MARKDOWN.render(headings=list(shown.columns), rows=rows)
+
+
+def latex(shown: pd.DataFrame) -> str:
+    """A table for a paper (booktabs)."""
+    escaped = shown.map(lambda cell: _escaped(str(cell)).replace("+-", "$\\pm$"))
+    styled = escaped.rename(columns=_escaped).style.hide(axis="index")
+    return str(styled.to_latex(hrules=True, column_format="l" * len(shown.columns)))
+
+
+def _escaped(raw: str) -> str:
+    return "".join(f"\\{letter}" if letter in "#$%&_{}" else letter for letter in raw)
+
+
+def write_views(views: Iterable[TableView], tables: Path) -> None:
+    """``<name>.md`` and ``<name>.tex`` beside each table that is there."""
+    for of in views:
+        table = read_table(tables, of.name)
+        if table is not None:
+            shown = view(table, of)
+            write_atomically(tables / f"{of.name}.md", markdown(shown))
+            write_atomically(tables / f"{of.name}.tex", latex(shown))

@@ -1,0 +1,95 @@
+"""``python -m sparse2d.reproduce``: run the claims of ``experiments/claims.yaml``, one after the other."""
+
+import hashlib
+import json
+import logging
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparse2d.cli import run_entry_point
+from sparse2d.config import ReproduceConfig
+from sparse2d.errors import UserError
+from sparse2d.records import write_atomically
+from sparse2d.report.claims import Claim, Scale, claims_file, read_claims
+
+log = logging.getLogger("sparse2d.reproduce")
+
+# Tables of all runs first: figures are drawn from them, and the report shows both.
+AFTERWARDS = ("python -m sparse2d.report", "python paper_figures", "python -m sparse2d.report")
+
+
+def main(config: ReproduceConfig) -> None:
+    """Run each claim's commands, unless they ran before; then the tables, the figures and the report.
+
+    Raises:
+        UserError: for an unknown claim; at the end, if a command failed.
+    """
+    checkout = claims_file().parents[1]
+    claims = _chosen(read_claims(claims_file()), config)
+    started, failed = time.monotonic(), []
+    for number, (claim, scale) in enumerate(claims, start=1):
+        commands = [command.replace("{data}", _data_options(config.data_path)) for command in scale.commands]
+        place = f"[{number}/{len(claims)}] {claim.name}"
+        stamp = checkout / "results" / "reproduced" / f"{claim.name}-{_digest(commands)}.json"
+        if stamp.is_file() and not config.rerun:
+            log.info("%s: finished before (rerun=true runs it again)", place)
+            continue
+        log.info("%s: %s (about %g min)", place, claim.title, scale.minutes)
+        begun = time.monotonic()
+        if not all(_succeeds(command, checkout) for command in commands):
+            log.error("%s: failed after %.0f s", place, time.monotonic() - begun)
+            failed.append(claim.name)
+            continue
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(stamp, json.dumps({"commands": commands, "wall_s": round(time.monotonic() - begun)}) + "\n")
+        log.info("%s: done in %.0f s", place, time.monotonic() - begun)
+    for command in AFTERWARDS:
+        if not _succeeds(command, checkout, tells=False):
+            failed.append(command)
+    log.info("%d claims in %.0f s -> results/REPORT.md, results/report.html", len(claims), time.monotonic() - started)
+    if failed:
+        raise UserError(f"failed: {', '.join(failed)}; the same command goes on with them")
+
+
+def _chosen(claims: Sequence[Claim], config: ReproduceConfig) -> list[tuple[Claim, Scale]]:
+    """The claims to run with how; one that has no commands at this scale is left out, and said to be."""
+    if unknown := set(config.claims) - {claim.name for claim in claims}:
+        raise UserError(
+            f"unknown claim {sorted(unknown)[0]!r}; choose from: {', '.join(claim.name for claim in claims)}"
+        )
+    chosen = []
+    for claim in claims:
+        if config.claims and claim.name not in config.claims:
+            continue
+        scale: Scale | None = getattr(claim, config.scale.name)
+        if scale is None:
+            log.info("%s: not at scale=%s", claim.name, config.scale.name)
+        else:
+            chosen.append((claim, scale))
+    return chosen
+
+
+def _data_options(path: str | None) -> str:
+    if path is None:
+        return "data=synthetic"
+    return shlex.join(["data=criteo_kaggle", f'data.path="{Path(path).resolve()}"'])
+
+
+def _digest(commands: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(commands).encode()).hexdigest()[:8]
+
+
+def _succeeds(command: str, folder: Path, tells: bool = True) -> bool:
+    """Run one command of a claim, ``python`` being this one, from the checkout's top."""
+    if tells:
+        log.info("  %s", command)
+    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
+    return subprocess.run(words, cwd=folder, stdout=None if tells else subprocess.DEVNULL, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    run_entry_point("reproduce", ReproduceConfig, main)
