@@ -1,4 +1,5 @@
-# make reproduce [DATA=rows.tsv.gz] [SCALE=laptop|full]   environment + data + runs + table + figure
+# make reproduce [DATA=rows.tsv.gz] [SCALE=laptop|full]   environment + every claim + tables, figures and report
+# make figures, make report                               from the tables and runs that are there
 # make test                                               environment + tests
 # make check                                              environment + lint, format and type checks
 # make bench-ingest                                       rows/s of the ingest beside TorchRec's and polars'
@@ -16,16 +17,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed-$(ACCEL)
 
-ifeq ($(DATA),)
-DATA_OPTIONS := data=synthetic
-else
-DATA_OPTIONS := data=criteo_kaggle 'data.path="$(DATA)"'
-endif
-FIGURES := ne_parity sync_interval sync_cost exfm_scaling scaling_limits best_m
-SEEDS_laptop := 0
-SEEDS_full := 0,1,2,3,4
-
-.PHONY: environment reproduce figures test check lock clean
+.PHONY: environment reproduce figures report test check lock clean
 
 environment: $(INSTALLED)
 
@@ -40,16 +32,17 @@ $(INSTALLED): requirements/$(ACCEL).txt requirements/cuda_runtime.txt pyproject.
 	@$(PY) -m sparse2d.environment
 	@touch $@
 
+# Every claim of experiments/claims.yaml, then tables, figures and the report; goes on where it was stopped.
 reproduce: environment
-	@case "$(SCALE)" in laptop|full) ;; *) echo "SCALE=$(SCALE): choose laptop or full" >&2; exit 1;; esac
-	$(PY) -m sparse2d.preprocess $(DATA_OPTIONS)
-	$(PY) -m sparse2d.train -m experiment=ne_parity $(DATA_OPTIONS) seed=$(SEEDS_$(SCALE))
-	$(PY) -m sparse2d.report
-	$(PY) paper_figures/ne_parity.py
+	$(PY) -m sparse2d.reproduce scale=$(SCALE) $(if $(DATA),'data_path="$(DATA)"')
 
-# A figure needs its table: results/tables/<figure>.csv, or what its script says.
+# Those whose tables are there.
 figures: environment
-	@for figure in $(FIGURES); do $(PY) paper_figures/$$figure.py || exit 1; done
+	$(PY) paper_figures
+
+# Tables of the runs that are there, results/REPORT.md and results/report.html.
+report: environment
+	$(PY) -m sparse2d.report
 
 test: environment
 	$(PY) -m pytest -m "not slow"
@@ -68,7 +61,7 @@ lock: environment
 	grep -vxFf requirements/cpu.txt requirements/cuda.txt | grep -v '^fbgemm-gpu==' > requirements/cuda_runtime.txt
 
 clean:
-	rm -rf results/runs results/data results/sweeps
+	rm -rf results/runs results/data results/sweeps results/reproduced results/plans
 
 # Rows/s and peak memory of the ingest beside TorchRec's, polars' and mere reading; writes results/tables/ingest.csv.
 .PHONY: bench-ingest
@@ -81,8 +74,8 @@ bench-ingest: environment
 .PHONY: bench-sync
 bench-sync: environment
 	@isolated=$$(unshare -rn sh -c 'ip link set lo up' 2>/dev/null && echo "unshare -rn"); \
-	$$isolated sh -c 'ip link set lo up 2>/dev/null; exec $(PY) experiments/sync_cost/bench.py'
-	$(PY) paper_figures/sync_cost.py
+	$$isolated sh -c 'ip link set lo up 2>/dev/null; exec $(PY) experiments/sync_cost/bench.py $(BENCH_SYNC)'
+	$(PY) paper_figures sync_cost
 
 # Every table and figure of the cost model; needs no GPU and a few seconds.
 .PHONY: simulate
@@ -91,4 +84,4 @@ simulate: environment
 	  $(PY) -m sparse2d.simulate experiment=$$name || exit 1; done
 	$(PY) -m sparse2d.simulate experiment=imbalance table=imbalance_column_wise workload.paper=null \
 	  'parallelism.sharding=[table_wise,column_wise,row_wise]' 'workload.fitted_on=[]' 'constants.fitted_on=[]'
-	for name in exfm_scaling best_m scaling_limits; do $(PY) paper_figures/$$name.py || exit 1; done
+	$(PY) paper_figures exfm_scaling best_m scaling_limits

@@ -1,0 +1,29 @@
+"""``python paper_figures [name ...]``: draw the figures whose tables are there, all of them unless some are named."""
+
+import importlib
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+# Of the scripts here, those that are no figure.
+HELPERS = {"__main__", "style"}
+
+
+def main(names: list[str]) -> int:
+    """Draw; returns the exit code: 1 if a figure that was named cannot be drawn."""
+    figures = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in HELPERS)
+    if unknown := set(names) - set(figures):
+        print(f"no figure {sorted(unknown)[0]!r}; choose from: {', '.join(figures)}", file=sys.stderr)
+        return 1
+    absent = 0
+    for name in names or figures:
+        try:
+            importlib.import_module(name).main()
+        except FileNotFoundError as error:
+            print(f"no figure {name}: it needs results/tables/{Path(str(error.filename)).name}", file=sys.stderr)
+            absent += 1
+    return int(bool(names) and absent > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
