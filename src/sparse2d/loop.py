@@ -179,9 +179,9 @@ def train(
                 run_log.log({"step": step, "rows": step * batch_size} | point | measuring.point())
             if config.eval_every is not None and step % config.eval_every == 0 and step < steps:
                 train_steps.pause()
-                metrics, _ = evaluate(engine, config, dataset, rank)
                 # With its rows, as points of training have: a resumed run keeps it.
-                run_log.log({"step": step, "rows": step * batch_size} | _eval_point(metrics))
+                scores = evaluate(engine, config, dataset, rank)
+                run_log.log({"step": step, "rows": step * batch_size} | _eval_point(scores.model))
             checkpointer.poll()
             ends = stop is not None and stop.agreed()
             if ends or step == steps or checkpointer.is_due(step):
