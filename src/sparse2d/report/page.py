@@ -82,21 +82,19 @@ def _found(claim: Claim, tables: Path) -> str:
 def _value(tables: Path) -> Callable[..., str]:
     """What ``value("table", "column", axis=...)`` gives in a ``found`` text."""
 
-    def value(name: str, column: str, pick: str = "only", **where: Any) -> str:
-        """One value of a table, rounded: that of the only row with these values, or their min or max."""
+    def value(name: str, column: str, **where: Any) -> str:
+        """A value of a table, rounded: that of the row where axes have these values, or the range of several rows'."""
         rows = read_table(tables, name)
         if rows is None:
             raise UserError(f"there is no table {name}")
         for axis, wanted in where.items():
             rows = rows[rows[axis] == wanted]
-        # Not of every scale of a study: a quick run has fewer arms.
-        if rows[column].dropna().empty:
+        values = rows[column].dropna()
+        # A quick run has fewer arms, one of many settings has several rows for an arm.
+        if values.empty:
             return "(not in this table)"
-        if pick in ("min", "max"):
-            return text(rows[column].agg(pick), column)
-        if len(rows) != 1:
-            raise UserError(f"table {name} has {len(rows)} rows with {where}: name one, or pick min or max")
-        return text(rows[column].iloc[0], column)
+        lowest, highest = text(values.min(), column), text(values.max(), column)
+        return lowest if lowest == highest else f"{lowest} to {highest}"
 
     return value
 
