@@ -297,7 +297,7 @@ def test_failed_jobs_are_run_again(sweep, program):
 def test_neither_the_pipeline_nor_evaluations_on_the_way_change_a_figure(data_dir, tmp_path, program):
     logged = []
     for options in (["pipeline=none"], ["pipeline=sparse_dist", "eval_every=10"]):
-        results = tmp_path / options[0]
+        results = tmp_path / str(len(logged))
         arguments = [*tiny_overrides(results, data_dir), *TWO_D, "tracking=none", *options]
         assert program("train", *arguments).code == 0
         (run_dir,) = run_dirs(results)
@@ -406,6 +406,19 @@ def test_a_killed_sweep_leaves_no_rank_and_continues_where_it_stopped(tmp_path, 
     assert (runs[10] / "record.json").read_bytes() == before
     assert [read_record(runs[steps])["train"]["steps"] for steps in (10, 400)] == [10, 400]
     assert [point["step"] for point in points(runs[400])] == [*range(5, 401, 5), 400]
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_share_the_work(tmp_path, data_dir):
+    arguments = ["-m", *tiny_overrides(tmp_path, data_dir), "seed=0,1"]
+    with started(*arguments) as first, started(*arguments) as second:
+        ended = [(process.communicate(timeout=2 * PATIENCE_S)[1], process.returncode) for process in (first, second)]
+    assert [code for _, code in ended] == [0, 0]
+    told = "".join(err for err, _ in ended)
+    assert told.count("already finished") == 2
+    assert [len(offline_runs(run_dir)) for run_dir in run_dirs(tmp_path)] == [1, 1]
+    (manifest,) = tmp_path.glob("sweeps/*.json")
+    assert [job["status"] for job in json.loads(manifest.read_text())["jobs"]] == ["completed"] * 2
 
 
 @pytest.mark.slow
