@@ -2,8 +2,7 @@
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, TABLES, powers_of_two, save, use_style
 
 
 def draw_groups(axes: plt.Axes) -> None:
@@ -14,10 +13,7 @@ def draw_groups(axes: plt.Axes) -> None:
     for (num_gpus, of_size), style in zip(rows.groupby("num_gpus"), styles, strict=True):
         of_size = of_size.sort_values("num_groups")
         axes.plot(of_size["num_groups"], of_size["scaling_factor_pct"], **style, label=f"T = {num_gpus}")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(table["num_groups"].unique())))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    powers_of_two(axes, table["num_groups"])
     axes.set_xlabel("number of groups M (absent: out of memory)")
     axes.set_ylabel("QPS for each GPU, % of 256 GPUs\n(modelled)")
     axes.legend(fontsize=8)

@@ -2,8 +2,7 @@
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, TABLES, powers_of_two, save, use_style
 
 LAYOUTS = {"full_mp": "full model parallelism", "sparse_2d": "2D, N = 256"}
 
@@ -35,18 +34,16 @@ def main() -> None:
             mec="0.6",
             label="fitted on these" if layout == "full_mp" else None,
         )
-        memory.plot(modelled["num_gpus"], modelled["peak_memory_pct"], **style, label=f"{name} (modelled)")
+        # Without the marker, which stands for published points.
+        memory.plot(modelled["num_gpus"], modelled["peak_memory_pct"], **style | {"marker": "", "alpha": 0.8})
     memory.axhline(92, color="0.4", linewidth=0.8)
     memory.annotate("usable (assumed)", (270, 94), color="0.4", fontsize=8)
     for axes in (speed, memory):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(sorted(table["num_gpus"].unique())))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        powers_of_two(axes, table["num_gpus"])
         axes.set_xlabel("GPUs T")
     speed.set_ylim(0, 760)
     speed.set_ylabel("QPS for each GPU")
-    memory.set_ylabel("memory of the fullest GPU (%)")
+    memory.set_ylabel("memory of the fullest GPU, % (modelled)")
     figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     save(figure, "exfm_scaling")
 

@@ -3,8 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, TABLES, powers_of_two, save, use_style
 
 OPTIMIZERS = {
     "rowwise_adagrad": "2D, row-wise AdaGrad (c = 1)",
@@ -27,11 +26,7 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
         f"{first['num_ranks']:.0f} ranks, {seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
         fontsize=9,
     )
-    groups = sorted(rows.loc[rows["parallelism"] == "sparse_2d", "num_groups"].unique())
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(groups))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    powers_of_two(axes, rows.loc[rows["parallelism"] == "sparse_2d", "num_groups"])
     axes.set_xlabel("number of groups M (replicas of each shard)")
 
 

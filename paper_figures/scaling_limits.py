@@ -2,8 +2,7 @@
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.ticker import NullLocator, ScalarFormatter
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, TABLES, powers_of_two, save, use_style
 
 
 def modelled(name: str) -> pd.DataFrame:
@@ -49,9 +48,7 @@ def main() -> None:
     figure, panels = plt.subplots(1, 3, figsize=(10.5, 3.4))
     for axes, draw in zip(panels, (draw_latency, draw_memory, draw_imbalance), strict=True):
         draw(axes)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        powers_of_two(axes, axes.lines[0].get_xdata())
         axes.tick_params(axis="x", labelsize=7)
         axes.set_xlabel("GPUs T")
         axes.set_ylim(0)

@@ -1,11 +1,14 @@
 """One look for all figures: readable in grey, vector PDF for papers and PNG for pages."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 FIGURES = Path(__file__).parent
 TABLES = FIGURES.parent / "results" / "tables"
@@ -47,7 +50,11 @@ def use_style() -> None:
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.ymargin": 0.08,
             "grid.color": "0.9",
+            # Text in a PDF stays text.
+            "pdf.fonttype": 42,
             "legend.frameon": False,
             "figure.constrained_layout.use": True,
             "savefig.dpi": 200,
@@ -55,6 +62,14 @@ def use_style() -> None:
             "svg.hashsalt": "sparse2d",
         }
     )
+
+
+def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
+    """A logarithmic x-axis with a tick at each value, written as a plain number."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(values))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
 
 
 def save(figure: Figure, name: str) -> None:

@@ -3,8 +3,8 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-from style import RULES, TABLES, rule_of, save, use_style
+from matplotlib.ticker import FixedLocator, ScalarFormatter
+from style import RULES, TABLES, powers_of_two, rule_of, save, use_style
 
 # With c = M, beside moments averaged with the weights (RULES).
 MOMENTS = {
@@ -31,14 +31,11 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
         f"{seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
         fontsize=8,
     )
-    axes.set_xscale("log", base=2)
+    powers_of_two(axes, rows["sync_interval"])
     # Near zero linear: the rules differ by hundredths there, and by tens far away.
     axes.set_yscale("symlog", linthresh=1)
     axes.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1, 2, 5, 10, 20, 50]))
     axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_major_locator(FixedLocator(sorted(rows["sync_interval"].unique())))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_xlabel("K, steps between averagings")
 
 
