@@ -50,8 +50,23 @@ class Tracker:
             return self
         import wandb
 
-        self._run = wandb.init(
-            mode=self._mode(),
+        mode = self._mode()
+        try:
+            self._run = self._started(mode)
+        except (wandb.Error, OSError) as error:
+            told = f"wandb does not start ({_line(error)})"
+            if mode == "offline":
+                log.warning("%s: this run goes on without it; metrics.jsonl has everything", told)
+            else:
+                log.warning("%s: this run is kept offline; `wandb sync` uploads it later", told)
+                self._run = self._started("offline")
+        return self
+
+    def _started(self, mode: Literal["offline", "online"]) -> Any:
+        import wandb
+
+        return wandb.init(
+            mode=mode,
             project=self._config.project,
             entity=self._config.entity,
             group=self._group,
@@ -61,7 +76,6 @@ class Tracker:
             config=dict(self._settings),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        return self
 
     def _mode(self) -> Literal["offline", "online"]:
         """Online only with a key at hand: without one wandb would ask for it on the terminal."""
@@ -108,3 +122,7 @@ class Tracker:
     ) -> None:
         if self._run is not None:
             self._run.finish(exit_code=0 if kind is None else 1)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
