@@ -285,6 +285,29 @@ def test_runs_under_other_settings_are_neither_pooled_nor_compared(change, three
     assert pd.isna(added["ne_gap_pct"])
 
 
+def test_runs_of_before_an_option_was_added_are_pooled_with_later_ones(three_seeds):
+    before = build(three_seeds)
+    for path in sorted(three_seeds.glob("runs/*/*/record.json"))[::2]:
+        content = json.loads(path.read_text())
+        del content["config"]["pipeline"], content["config"]["model"]["output_bias"]
+        content["config"]["eval_every"] = 5
+        path.write_text(json.dumps(content))
+    pd.testing.assert_frame_equal(build(three_seeds), before)
+
+
+def test_runs_on_shaped_links_are_not_pooled_with_measured_ones(three_seeds):
+    before = build(three_seeds)
+    shaped = dataclasses.replace(run_config(), experiment="ne_parity", seed=9)
+    for mbit in (100.0, 1000.0):
+        testbed = {"config": {"hosts": 2, "ranks_per_host": 2, "inter_host_mbit": mbit}}
+        shaped = dataclasses.replace(shaped, seed=shaped.seed + 1)
+        record(three_seeds, shaped, 0.1, provenance="shaped", testbed=testbed)
+    after = build(three_seeds)
+    assert sorted(after.loc[after["label"] == "shaped", "n_seeds"]) == [0, 0, 1, 1]
+    measured = after[after["label"] == "measured"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(measured, before)
+
+
 def test_runs_on_other_rows_are_not_pooled(three_seeds):
     before = build(three_seeds)
     record(three_seeds, run_config(seed=0), 0.1, digest="e" * 64)

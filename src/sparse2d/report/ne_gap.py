@@ -10,7 +10,9 @@ from pathlib import Path
 import pandas as pd
 from scipy.stats import sem, t
 
-from sparse2d.report.runs import load_runs
+from sparse2d.config import TrainConfig
+from sparse2d.records import plain
+from sparse2d.report.runs import flat, load_runs
 
 # What distinguishes the rows of one comparison.
 AXES = {
@@ -27,6 +29,8 @@ FREE = (
     "config.seed",
     # Asks for more scores of the same run.
     "config.frequency_bins",
+    "config.eval_every",
+    "config.fail_fast",
     "config.results_dir",
     "config.rerun",
     "config.tracking",
@@ -97,10 +101,20 @@ def prepared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _settings(runs: pd.DataFrame) -> pd.Series:
-    """Short hash of each run's config without axes, free options and nulls, and of its data."""
-    columns = [name for name in map(str, runs) if name.startswith("config.") and not name.startswith(FREE)]
+    """Short hash of each run's config without axes and free options, of its testbed if it ran in one, and of its data.
+
+    Options at their defaults say nothing: one that was added later does not set older runs apart.
+    """
+    defaults = dict(flat({"config": plain(TrainConfig())}))
+    columns = [
+        name for name in map(str, runs) if name.startswith(("config.", "testbed.config.")) and not name.startswith(FREE)
+    ]
     # Rows rather than columns, and no nulls: the hash of a run must not depend on what other runs have.
-    texts = [str(row.dropna().to_dict()) for _, row in runs[[*sorted(columns), "data.digest"]].iterrows()]
+    rows = [
+        {str(name): value for name, value in row.dropna().items()}
+        for _, row in runs[[*sorted(columns), "data.digest"]].iterrows()
+    ]
+    texts = [str({name: value for name, value in row.items() if defaults.get(name) != value}) for row in rows]
     return pd.Series([hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts], index=runs.index)
 
 

@@ -30,7 +30,7 @@ def load_runs(results_dir: Path, experiment: str) -> pd.DataFrame:
             record |= {"folder": str(path.parent), "progressive": {"ne": _progressive_ne(path.parent, record)}}
             records.append(record)
     # As objects: a null among integers would make them all floats, and a run look different for its neighbours.
-    return pd.DataFrame([dict(_flat(record)) for record in records], dtype=object)
+    return pd.DataFrame([dict(flat(record)) for record in records], dtype=object)
 
 
 def progressive_losses(folder: Path) -> pd.DataFrame:
@@ -50,9 +50,10 @@ def _progressive_ne(folder: Path, record: dict[str, Any]) -> float | None:
     return normalized_entropy(float(loss), record["data"]["base_rate"])
 
 
-def _flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Items of a nested record, their keys joined by dots."""
     for key, value in record.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
