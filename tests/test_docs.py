@@ -4,8 +4,10 @@ import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from configs import composing
 from hydra import compose
@@ -17,6 +19,7 @@ from sparse2d.cli import refuse_unknown
 from sparse2d.config import TrainConfig, check_train, conf_dir
 from sparse2d.cost.config import SimulateConfig, check_simulate
 from sparse2d.report.claims import claims_file, read_claims
+from sparse2d.report.views import text
 from sparse2d.simulate import as_override
 from sparse2d.testbed.__main__ import parse
 
@@ -103,16 +106,18 @@ def check_module(module: str, arguments: list[str]) -> None:
     elif name == "checkpoint":
         assert arguments[0] in COMMANDS
     elif arguments != ["--help"]:
-        check_options(name, arguments)
+        check_options(name, *arguments)
 
 
 def split_at(words: list[str], mark: str) -> tuple[list[str], list[str]]:
     return words[: words.index(mark)], words[words.index(mark) + 1 :]
 
 
-def check_options(name: str, arguments: list[str]) -> None:
+@cache
+def check_options(name: str, *arguments: str) -> None:
+    """Compose; once for each of the many commands that are on several pages."""
     if name == "simulate":
-        arguments = [as_override(argument) for argument in arguments]
+        arguments = tuple(as_override(argument) for argument in arguments)
     overrides = [argument for argument in arguments if argument != "-m"]
     if "launch=slurm" in overrides and importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None:
         return
@@ -160,6 +165,15 @@ def test_commands_of_claims():
         for scale in (claim.laptop, claim.full):
             for command in [] if scale is None else scale.commands:
                 check(shlex.split(command.replace("{data}", "data=synthetic")))
+
+
+def test_the_readmes_headline_numbers_are_those_of_the_table():
+    table = pd.read_csv(CHECKOUT / "results" / "tables" / "ne_parity.csv")
+    written = {text(value, column) for column in ("ne", "auc", "ne_gap_pct") for value in table[column].dropna()}
+    rows = re.findall(r"^\| (?:full model parallelism|2D, M = ).*", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
+    numbers = {number for row in rows for number in re.findall(r"[+-]?\d+\.\d+", row)}
+    assert len(rows) >= 7
+    assert numbers <= written
 
 
 def test_links_lead_somewhere():

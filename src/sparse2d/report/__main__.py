@@ -60,6 +60,9 @@ def main(config: ReportConfig) -> None:
             f"no finished runs under {results_dir / 'runs'} for: {', '.join(config.tables or TABLES)}; "
             f"first run python -m sparse2d.train -m experiment={next(iter(config.tables or TABLES))}"
         )
+    if not claims_file().is_file():
+        log.info("tables only: the claims of the report are in a checkout, and this is an installed package")
+        return
     claims = read_claims(claims_file())
     write_views([view for claim in claims for view in claim.tables], results_dir / "tables")
     for page in write_report(claims, results_dir, results_dir.parent / "paper_figures"):
