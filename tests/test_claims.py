@@ -54,6 +54,19 @@ def test_the_committed_tables_are_what_the_claims_say_they_are(tmp_path):
     )
 
 
+def test_the_committed_report_is_what_the_committed_tables_give(tmp_path):
+    """Else: make report, and commit what it writes."""
+    results = tmp_path / "results"
+    shutil.copytree(TABLES, results / "tables")
+    report = write_report(CLAIMS, results, CHECKOUT / "paper_figures")[0]
+    assert report.read_text() == (CHECKOUT / "results" / "REPORT.md").read_text()
+    for path in [*TABLES.glob("*.md"), *TABLES.glob("*.tex")]:
+        (results / "tables" / path.name).unlink()
+    write_views([of for claim in CLAIMS for of in claim.tables], results / "tables")
+    for path in [*TABLES.glob("*.md"), *TABLES.glob("*.tex")]:
+        assert (results / "tables" / path.name).read_text() == path.read_text(), path.name
+
+
 def test_every_claim_has_its_folder_and_every_figure_its_claim():
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
     for claim in CLAIMS:
