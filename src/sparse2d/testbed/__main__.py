@@ -1,6 +1,8 @@
-"""``python -m sparse2d.testbed run hosts=4 ranks_per_host=2 inter_host_mbit=100 -- experiment=...``, or ``clean``.
+"""``python -m sparse2d.testbed run hosts=4 ranks_per_host=2 inter_host_mbit=100 -- experiment=...``.
 
-Trains on hosts in miniature: what follows ``--`` is what ``sparse2d.train`` takes.
+run      trains on hosts in miniature: what follows ``--`` is what ``sparse2d.train`` takes
+measure  prints rates and latencies of such hosts, as a hardware file of the cost model
+clean    ends what a testbed has left behind
 """
 
 import argparse
@@ -49,16 +51,21 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "sparse2d.testbed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("command", choices=["run", "clean"])
+    parser.add_argument("command", choices=["run", "measure", "clean"])
     parser.add_argument("options", nargs="*", metavar="option=value", help="hosts, ranks_per_host, inter_host_mbit")
     parsed = parser.parse_args(own)
     if parsed.command == "clean":
         print(f"ended {clean()} processes of testbeds whose tool is gone")
         return 0
     config = parse(parsed.options)
-    return run_in_sandbox(
-        "sparse2d.testbed.inside", [json.dumps({"config": asdict(config), "overrides": list(overrides)})]
-    )
+    if parsed.command == "measure" and min(config.hosts, config.ranks_per_host) < 2:
+        raise UserError(
+            f"hosts={config.hosts} and ranks_per_host={config.ranks_per_host} must be at least 2: links between hosts "
+            "and inside one are measured"
+        )
+    module = {"run": "sparse2d.train", "measure": "sparse2d.testbed.rates"}[parsed.command]
+    asked = {"config": asdict(config), "module": module, "arguments": list(overrides)}
+    return run_in_sandbox("sparse2d.testbed.inside", [json.dumps(asked)])
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:

@@ -16,8 +16,8 @@ PROBE_S = 1.0
 PROBE = [sys.executable, "-m", "sparse2d.testbed.probe"]
 
 
-def main(config: TestbedConfig, overrides: list[str]) -> int:
-    """Run ``sparse2d.train`` with some overrides on all hosts; returns the first exit code that is not 0."""
+def main(config: TestbedConfig, module: str, arguments: list[str]) -> int:
+    """Run a module, a rank of it being a process, on all hosts; returns the first exit code that is not 0."""
     torchruns: list[subprocess.Popen[bytes]] = []
     hold_lifeline(lambda: end_in_order(torchruns))
     build(config)
@@ -29,7 +29,7 @@ def main(config: TestbedConfig, overrides: list[str]) -> int:
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     environment.setdefault("OMP_NUM_THREADS", "1")
     torchruns += [
-        subprocess.Popen(inside(host, torchrun(config, host, overrides)), env=environment)
+        subprocess.Popen(inside(host, torchrun(config, host, module, arguments)), env=environment)
         for host in range(config.hosts)
     ]
     code = wait_for_all(torchruns)
@@ -47,13 +47,13 @@ def end_in_order(torchruns: list[subprocess.Popen[bytes]]) -> None:
         process.terminate()
 
 
-def torchrun(config: TestbedConfig, host: int, overrides: list[str]) -> list[str]:
+def torchrun(config: TestbedConfig, host: int, module: str, arguments: list[str]) -> list[str]:
     """The command that starts a host's ranks."""
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nnodes", str(config.hosts), "--node-rank", str(host), "--nproc-per-node", str(config.ranks_per_host)),
         *("--master-addr", host_address(0), "--master-port", str(PORT), "--local-addr", host_address(host)),
-        *("-m", "sparse2d.train", *overrides),
+        *("-m", module, *arguments),
     ]
 
 
@@ -92,4 +92,4 @@ def told(description: Description) -> str:
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    sys.exit(main(TestbedConfig(**asked["config"]), asked["overrides"]))
+    sys.exit(main(TestbedConfig(**asked["config"]), asked["module"], asked["arguments"]))
