@@ -10,7 +10,10 @@ import pytest
 import wire_ranks
 from configs import tiny_train
 
-from sparse2d.config import OptimizerConfig, ParallelismKind, ShardingKind, SyncRows, TableOptimizer
+from sparse2d.config import OptimizerConfig, ParallelismKind, ShardingKind, SyncRows, TableOptimizer, TrainConfig
+from sparse2d.cost.recorded import worst_error_pct
+from sparse2d.cost.runs import Run
+from sparse2d.cost.validate_runs import bytes_row
 from sparse2d.launch import run_ranks
 
 STEPS = 8
@@ -50,7 +53,7 @@ def test_counted_bytes_are_those_of_the_interface(collectives):
 
 
 @pytest.fixture(scope="module")
-def trainings(tmp_path_factory, tiny_dataset) -> dict[str, dict]:
+def configs(tmp_path_factory) -> dict[str, TrainConfig]:
     folder = Path(tmp_path_factory.mktemp("wire"))
     table_wise = {"num_ranks": NUM_RANKS, "sharding": [ShardingKind.table_wise]}
     configs = {
@@ -63,7 +66,37 @@ def trainings(tmp_path_factory, tiny_dataset) -> dict[str, dict]:
     }
     configs["2d"].sync.rows = SyncRows.all
     configs["2d"].optimizer = OptimizerConfig(name=TableOptimizer.rowwise_adagrad)
+    for layout, groups in {"full_mp": 1, "sparse_2d": 2}.items():
+        configs[f"{layout}_columns_and_rows"] = tiny_train(
+            folder,
+            ParallelismKind[layout],
+            num_ranks=NUM_RANKS,
+            num_groups=groups,
+            sharding=[ShardingKind.column_wise] if groups > 1 else [ShardingKind.row_wise],
+            optimizer=TableOptimizer.rowwise_adagrad,
+            interval=groups,
+        )
+    configs["sparse_2d_columns_and_rows"].sync.rows = SyncRows.touched
+    for config in configs.values():
+        config.max_steps = STEPS
+    return configs
+
+
+@pytest.fixture(scope="module")
+def trainings(configs, tiny_dataset) -> dict[str, dict]:
     return run_ranks(wire_ranks.count_trainings, configs, tiny_dataset, STEPS, num_ranks=NUM_RANKS)
+
+
+LAYOUTS = ["full_mp", "2d", "2d_rowwise", "full_mp_columns_and_rows", "sparse_2d_columns_and_rows"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_cost_model_knows_the_bytes_from_the_plan_and_the_data(layout, configs, trainings, simulate_config):
+    record = {"provenance": "measured", "fingerprint": "", "comms": trainings[layout]}
+    row = bytes_row(Run(record, configs[layout]), simulate_config("constants=assumed"))
+    assert row["lookup_bytes"] > 0
+    assert (row["sync_bytes"] > 0) == (configs[layout].parallelism.num_groups > 1)
+    assert worst_error_pct([row]) < 5
 
 
 def of(record: dict, purpose: str, dtype: str) -> float:

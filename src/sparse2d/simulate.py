@@ -18,6 +18,8 @@ def main(config: SimulateConfig) -> None:
         from sparse2d.cost.recommend import recommend as run
     elif config.task is Task.calibrate:
         from sparse2d.cost.calibrate import calibrate as run
+    elif config.task is Task.validate_runs:
+        from sparse2d.cost.validate_runs import validate_runs as run
     else:
         from sparse2d.cost.validate import validate as run
     run(config)

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from sparse2d.config import Replicas, ShardingKind, SyncRows
+from sparse2d.config import Pipeline, Replicas, ShardingKind, SyncMoments, SyncRows
 from sparse2d.errors import UserError
 
 
@@ -19,6 +19,14 @@ class Task(Enum):
     recommend = "recommend"
     calibrate = "calibrate"
     validate = "validate"
+    validate_runs = "validate_runs"
+
+
+class Collectives(Enum):
+    """Who runs collectives: gloo reduces and scatters by an all-reduce of which each rank keeps its part."""
+
+    nccl = "nccl"
+    gloo = "gloo"
 
 
 class TableSource(Enum):
@@ -68,8 +76,12 @@ class WorkloadConfig:
     activation_bytes: int = 4
     wire_bytes: int = 4
     dense_wire_bytes: int = 4
-    # Optimizer state of a row of a shard (row-wise AdaGrad: one fp32).
+    # Bytes of an id on the wire and in memory.
+    id_bytes: int = 8
+    # Optimizer state of a row of a shard (row-wise AdaGrad: one fp32), and of each of its values (AdaGrad 4, Adam 8);
+    # with source=model it is the training config's.
     state_bytes_per_row: int = 4
+    state_bytes_per_value: int = 0
     # Zipf exponent of the ids of a table: 0 = uniform.
     zipf_exponent: float = 1.05
     # source=listed: one entry for each table; a single entry holds for all.
@@ -106,9 +118,12 @@ class HardwareConfig:
     # Of one GPU to the others of its host, and the share of it that collectives reach.
     host_gb_per_s: float = MISSING
     host_efficiency: float = MISSING
-    # Of one GPU's network interface, and the share of it that rings between hosts reach.
+    # Of one network interface, and the share of it that rings between hosts reach.
     nic_gb_per_s: float = MISSING
     nic_efficiency: float = MISSING
+    # Neighbouring GPUs of a host that share an interface.
+    gpus_per_nic: int = 1
+    collectives: Collectives = Collectives.nccl
     # Message to one peer at which an all-to-all reaches half of its rate.
     half_rate_message_kb: float = MISSING
     # Of one hop of a collective.
@@ -177,6 +192,12 @@ class AveragingConfig:
 
     interval: int = 1
     rows: SyncRows = SyncRows.all
+    moments: SyncMoments = SyncMoments.with_weights
+
+    @property
+    def averages_moments(self) -> bool:
+        """At once or later: what is sent is the same."""
+        return self.moments is not SyncMoments.never
 
 
 @dataclass
@@ -200,12 +221,16 @@ class SimulateConfig:
     num_gpus: int = 256
     parallelism: LayoutConfig = field(default_factory=LayoutConfig)
     sync: AveragingConfig = field(default_factory=AveragingConfig)
+    # As of a training run: with sparse_dist the next batch's ids travel beside the whole step, with none before it.
+    pipeline: Pipeline = Pipeline.sparse_dist
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     constants: ConstantsConfig = field(default_factory=ConstantsConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     # Name of the table that a sweep writes to results_dir/tables; null = the experiment's.
     table: str | None = None
+    # Folders below which validate_runs looks for records of training runs.
+    runs: list[str] = field(default_factory=list)
     # Published points that calibrate and validate fit: full model parallelism at these GPU counts.
     fit_num_gpus: list[int] = field(default_factory=lambda: [256, 512, 1024])
 
@@ -230,7 +255,15 @@ def check_simulate(config: SimulateConfig) -> None:
         "workload.activation_bytes": workload.activation_bytes,
         "workload.wire_bytes": workload.wire_bytes,
     }
-    skipped = ("name", "sources", "congestion_half_hosts", "latency_us", "slow_host_share", "slow_host_excess")
+    skipped = (
+        "name",
+        "sources",
+        "collectives",
+        "congestion_half_hosts",
+        "latency_us",
+        "slow_host_share",
+        "slow_host_excess",
+    )
     positive |= {f"hardware.{f.name}": getattr(hardware, f.name) for f in fields(hardware) if f.name not in skipped}
     positive |= {f"hardware.{name}": getattr(hardware, name) for name in ("congestion_half_hosts",)}
     for name in ("num_gpus", "num_groups", "group_sizes", "intervals"):
@@ -254,6 +287,10 @@ def check_simulate(config: SimulateConfig) -> None:
     for name, value in zero_or_more.items():
         if value is not None and not 0 <= value < math.inf:
             raise UserError(f"{name}={value} must be a finite number of at least 0")
+    if hardware.gpus_per_host % hardware.gpus_per_nic:
+        raise UserError(
+            f"hardware.gpus_per_nic={hardware.gpus_per_nic} does not divide gpus_per_host={hardware.gpus_per_host}"
+        )
     for kind in config.parallelism.sharding:
         if kind not in MODELLED:
             raise UserError(

@@ -7,13 +7,17 @@ from itertools import pairwise
 import hydra
 from omegaconf import OmegaConf
 
-from sparse2d.config import NUM_DENSE, TrainConfig
+from sparse2d.config import NUM_DENSE, TableOptimizer, TrainConfig
 from sparse2d.data.criteo import FEATURE_NAMES
+from sparse2d.data.prepare import known_table_rows
+from sparse2d.errors import UserError
+
+VALUE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class ModelWorkload:
-    """Tables and dense part of a DLRM."""
+    """Tables and dense part of a DLRM, and its optimizer's state; all values are fp32, ids int32."""
 
     names: list[str]
     rows: list[int]
@@ -21,16 +25,31 @@ class ModelWorkload:
     pooling: list[float]
     flops_per_sample: float
     dense_params: float
+    state_bytes_per_row: int
+    state_bytes_per_value: int
 
 
 def model_workload(overrides: Sequence[str]) -> ModelWorkload:
     """The model of ``python -m sparse2d.train <overrides>``.
 
     Called inside an entry point, where Hydra is set up already.
+
+    Raises:
+        UserError: if the tables' sizes depend on data that are not prepared.
     """
     config = OmegaConf.to_object(hydra.compose("train", list(overrides)))
     assert isinstance(config, TrainConfig)
-    rows = config.data.num_embeddings
+    rows = known_table_rows(config.data)
+    if rows is None:
+        raise UserError(
+            "workload.train: with data.ids=contiguous the tables' rows are known only of prepared data; prepare them "
+            "and give the folder as data.path"
+        )
+    return workload_of(config, rows)
+
+
+def workload_of(config: TrainConfig, rows: Sequence[int]) -> ModelWorkload:
+    """The model of a training config whose 26 tables have ``rows`` rows."""
     dim, num_tables = config.model.embedding_dim, len(rows)
     # The bottom MLP's output is one more vector among the tables' in the interaction.
     interactions = (num_tables + 1) * num_tables // 2
@@ -40,6 +59,7 @@ def model_workload(overrides: Sequence[str]) -> ModelWorkload:
     ]
     weights = sum(inputs * outputs for inputs, outputs in layers)
     forward = 2 * weights + 2 * dim * (num_tables + 1) ** 2
+    moments = {TableOptimizer.sgd: 0, TableOptimizer.adagrad: 1, TableOptimizer.adam: 2}.get(config.optimizer.name)
     return ModelWorkload(
         names=[f"t_{name}" for name in FEATURE_NAMES],
         rows=list(rows),
@@ -48,4 +68,7 @@ def model_workload(overrides: Sequence[str]) -> ModelWorkload:
         # Backward computes gradients of inputs and of weights: twice the forward's work.
         flops_per_sample=3.0 * forward,
         dense_params=float(weights + sum(outputs for _, outputs in layers)),
+        # The others keep one moment of a row.
+        state_bytes_per_row=VALUE_BYTES if moments is None else 0,
+        state_bytes_per_value=VALUE_BYTES * (moments or 0),
     )

@@ -5,10 +5,8 @@ even when each table has one possible kind, counts row-wise input N times and le
 averaging, and does not start without torch. A test compares both on a small case.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,8 @@ from numpy.typing import NDArray
 
 from sparse2d.config import ShardingKind
 from sparse2d.cost.config import LayoutConfig
-from sparse2d.cost.workload import ID_BYTES, LENGTH_BYTES, Floats, Workload
+from sparse2d.cost.workload import LENGTH_BYTES, Floats, Workload
 from sparse2d.errors import UserError
-from sparse2d.plan import read_plan
 
 MIN_COLUMNS = 32
 # Copies of the ids in memory at once: the batch computed, the one on its way (TorchRec's sparse pipeline), and what the
@@ -63,6 +60,7 @@ class Placement:
     Attributes:
         table: index of the shard's table.
         rank: of the group.
+        first_row: of the table, held here.
         rows: held here.
         columns: held here.
         id_share: of the table's ids, how many are looked up here.
@@ -71,6 +69,7 @@ class Placement:
 
     table: NDArray[np.int64]
     rank: NDArray[np.int64]
+    first_row: Floats
     rows: Floats
     columns: Floats
     id_share: Floats
@@ -82,10 +81,7 @@ def place(workload: Workload, cluster: Cluster, layout: LayoutConfig) -> Placeme
 
     Raises:
         DoesNotFitError: if weights and optimizer state exceed the group's or a rank's memory.
-        UserError: if the plan file does not fit the workload.
     """
-    if layout.plan_file is not None:
-        return from_plan(workload, Path(layout.plan_file), cluster)
     key = _Key(workload.digest, cluster, tuple(layout.sharding), layout.split_rows_above_gb)
     return _place(key, _Held(workload))
 
@@ -158,13 +154,13 @@ def held_bytes(
 ) -> Floats:
     """Memory that shards take of their rank: weights, optimizer state, copies of ids, pooled rows to be sent."""
     batch = workload.batch_per_gpu * cluster.group_size
-    ids = ID_COPIES * batch * (share * workload.pooling[table] * ID_BYTES + LENGTH_BYTES)
+    ids = ID_COPIES * batch * (share * workload.pooling[table] * workload.id_bytes + LENGTH_BYTES)
     return stored_bytes(workload, rows, columns) + ids + batch * columns * workload.activation_bytes
 
 
 def stored_bytes(workload: Workload, rows: Floats, columns: Floats) -> Floats:
     """Weights and optimizer state of shards."""
-    return rows * (columns * workload.weight_bytes + workload.state_bytes_per_row)
+    return rows * (columns * workload.weight_bytes + workload.state_bytes(columns))
 
 
 def _parts(
@@ -200,12 +196,14 @@ class _Shards:
     def add_rows(self, table: int, ranks: NDArray[np.int64], fan: int) -> None:
         """Spread the rows of a table equally over some ranks; the hottest id is on one of them."""
         workload, count = self._workload, len(ranks)
-        rows: Floats = np.diff(np.round(np.linspace(0, workload.rows[table], count + 1))).astype(np.float64)
+        edges: Floats = np.round(np.linspace(0, workload.rows[table], count + 1)).astype(np.float64)
+        rows = np.diff(edges)
         hottest = workload.hottest_share[table]
         share = np.full(count, (1 - hottest) / count)
         # Ids are taken to be hashed: which rank has the hottest one is arbitrary, but the same in every run.
         share[(table * 2654435761) % count] += hottest
-        self._add(np.full(count, table), ranks, rows, np.full(count, workload.dims[table]), share, float(fan))
+        columns = np.full(count, workload.dims[table])
+        self._add(np.full(count, table), ranks, edges[:-1], rows, columns, share, float(fan))
 
     def add_hosts(self, tables: NDArray[np.int64]) -> None:
         """Give each table to the ranks of one host: the costliest first, to the host with the least load."""
@@ -245,54 +243,25 @@ class _Shards:
             chosen[index] = rank
             self._load[rank] += cost[index]
             self._free[rank] -= held[index]
-        self._add(table, chosen, rows, columns, ones, 1.0, place=False)
+        self._add(table, chosen, np.zeros(len(table)), rows, columns, ones, 1.0, place=False)
 
     def _add(
         self,
         table: NDArray[np.int64],
         rank: NDArray[np.int64],
+        first_row: Floats,
         rows: Floats,
         columns: Floats,
         share: Floats,
         fan: float,
         place: bool = True,
     ) -> None:
-        self._pieces.append((table, rank, rows, columns, share, np.full(len(table), fan)))
+        self._pieces.append((table, rank, first_row, rows, columns, share, np.full(len(table), fan)))
         if place:
             self._load[rank] += shard_costs(self._workload, self._cluster, table, rows, columns, share, fan)
             self._free[rank] -= held_bytes(self._workload, self._cluster, table, rows, columns, share)
 
     def placement(self) -> Placement:
         """All shards so far."""
-        table, rank, rows, columns, share, fan = (np.concatenate(column) for column in zip(*self._pieces, strict=True))
-        return Placement(table.astype(np.int64), rank.astype(np.int64), rows, columns, share, fan)
-
-
-def from_plan(workload: Workload, path: Path, cluster: Cluster) -> Placement:
-    """The placement of a plan file (``sparse2d.train plan_only=true``), whose tables the workload must have.
-
-    Raises:
-        UserError: if ranks or tables differ.
-    """
-    plan = read_plan(path)
-    if plan.layout.group_size != cluster.group_size:
-        raise UserError(
-            f"parallelism.plan_file={path}: made for group_size={plan.layout.group_size}, this layout has "
-            f"{cluster.group_size}"
-        )
-    index = {name: position for position, name in enumerate(workload.table_names)}
-    theirs = {table.name: (table.rows, table.dim) for table in plan.tables}
-    ours = {name: (int(workload.rows[i]), int(workload.dims[i])) for name, i in index.items()}
-    if theirs != ours:
-        name = next(name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name))
-        raise UserError(
-            f"parallelism.plan_file={path}: table {name} is {theirs.get(name)} there, {ours.get(name)} in the workload"
-        )
-    shards: list[Sequence[float]] = []
-    for table in plan.tables:
-        fan = cluster.ranks_per_host if table.sharding in ("table_row_wise", "grid_shard") else 1
-        for shard in table.shards:
-            rows, columns = shard.rows[1] - shard.rows[0], shard.columns[1] - shard.columns[0]
-            shards.append((index[table.name], shard.rank, rows, columns, rows / table.rows, fan))
-    array = np.asarray(shards, np.float64)
-    return Placement(array[:, 0].astype(np.int64), array[:, 1].astype(np.int64), *array[:, 2:].T)
+        table, rank, *numbers = (np.concatenate(column) for column in zip(*self._pieces, strict=True))
+        return Placement(table.astype(np.int64), rank.astype(np.int64), *numbers)

@@ -145,7 +145,7 @@ def layout_row(config: SimulateConfig, workload: Workload, quiet: bool = False) 
 def fingerprint(config: SimulateConfig) -> str:
     """16 hex digits over all options that decide the prediction."""
     content = plain(config)
-    for name in ("experiment", "task", "results_dir", "grid", "table", "fit_num_gpus"):
+    for name in ("experiment", "task", "results_dir", "grid", "table", "runs", "fit_num_gpus"):
         del content[name]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -209,6 +209,19 @@ def write_table(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None
         write_atomically(path, text.getvalue())
     except OSError as error:
         raise UserError(f"{path}: the table cannot be written: {error.strerror or error}") from error
+
+
+def read_table(path: Path) -> list[Row]:
+    """Rows as ``write_table`` wrote them: numbers as floats, empty cells as None."""
+
+    def value(text: str) -> Any:
+        try:
+            return float(text) if text else None
+        except ValueError:
+            return text
+
+    with path.open(newline="") as file:
+        return [{name: value(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def _shortened(value: Any) -> Any:

@@ -12,8 +12,9 @@ from sparse2d.cost.calibrate import Fit, at, constants_table, fit, fit_points
 from sparse2d.cost.config import FREE, ConstantsConfig, SimulateConfig
 from sparse2d.cost.model import Prediction, predict
 from sparse2d.cost.paper import Published, published
+from sparse2d.cost.recorded import bytes_finding, steps_finding
 from sparse2d.cost.show import LABEL, WIDTH, text_table
-from sparse2d.cost.sweep import Row, fingerprint, write_table
+from sparse2d.cost.sweep import Row, fingerprint, read_table, write_table
 from sparse2d.cost.workload import Workload, make_workload
 
 TOLERANCE_PCT = 7.0
@@ -112,7 +113,7 @@ def validate(config: SimulateConfig) -> None:
             console.print(constants_table(fitted))
             console.print(_points_table(found))
     console.print(_cases_table(rows))
-    for line in findings(rows):
+    for line in [*findings(rows), *recorded_findings(Path(config.results_dir) / "tables")]:
         console.print(line, highlight=False)
     console.print(f"\nassumptions of {config.workload.name}:", highlight=False)
     for text in config.workload.assumptions:
@@ -175,5 +176,16 @@ def findings(rows: list[Row]) -> list[str]:
         f"2D as assumed: largest error {worst:.1f} % ({'within' if worst <= TOLERANCE_PCT else 'NOT within'} "
         f"{TOLERANCE_PCT:g} %); nearer than perfect scaling at {beaten} GPUs",
         f"over all assumptions tried: largest error {spread:.1f} %",
-        "not validated against shaped or measured runs",
     ]
+
+
+def recorded_findings(tables: Path) -> list[str]:
+    """What ``validate_runs`` found of recorded runs, from its tables."""
+    found = []
+    for name, finding in (("byte_validation", bytes_finding), ("shaped_validation", steps_finding)):
+        path = tables / f"{name}.csv"
+        if path.is_file():
+            found.append(f"{finding(read_table(path))}: {path}")
+        else:
+            found.append(f"no {path}: validate_runs makes it from recorded runs")
+    return found

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from sparse2d.cost.config import Collectives
 from sparse2d.cost.network import Traffic
 from sparse2d.cost.placement import ID_COPIES, Cluster, Placement
-from sparse2d.cost.workload import ID_BYTES, LENGTH_BYTES, Floats, Workload, harmonic
+from sparse2d.cost.workload import LENGTH_BYTES, Floats, Workload, harmonic
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +20,7 @@ class Volumes:
         lookup_bytes: read from tables in the forward pass.
         ids: input distribution.
         pooled: output distribution of the forward pass; the backward pass sends it the other way.
+        partial: of that, what each rank sends each other one: its sums over its rows of tables split over all ranks.
         weights: of the tables.
         state: of their optimizer.
         id_buffers: ids received, all copies.
@@ -29,6 +31,7 @@ class Volumes:
     lookup_bytes: Floats
     ids: Traffic
     pooled: Traffic
+    partial: float
     weights: Floats
     state: Floats
     id_buffers: Floats
@@ -43,8 +46,10 @@ class Volumes:
         def same(traffic: Traffic) -> Traffic:
             return Traffic(*(mean(getattr(traffic, field.name)) for field in fields(Traffic)))
 
-        values: list[Any] = [getattr(self, field.name) for field in fields(self)]
-        means: list[Any] = [same(value) if isinstance(value, Traffic) else mean(value) for value in values]
+        def balanced(value: Any) -> Any:
+            return same(value) if isinstance(value, Traffic) else value if isinstance(value, float) else mean(value)
+
+        means = [balanced(getattr(self, field.name)) for field in fields(self)]
         return Volumes(*means)
 
 
@@ -63,7 +68,7 @@ def volumes(workload: Workload, placement: Placement, cluster: Cluster) -> Volum
 
     pooling = workload.pooling[placement.table]
     # From one rank's batch, for this shard.
-    ids = batch * (placement.id_share * pooling * ID_BYTES + LENGTH_BYTES)
+    ids = batch * (placement.id_share * pooling * workload.id_bytes + LENGTH_BYTES)
     vectors = batch * placement.columns
     lookups = n * batch * placement.id_share * pooling
     wire = vectors * workload.wire_bytes
@@ -74,23 +79,42 @@ def volumes(workload: Workload, placement: Placement, cluster: Cluster) -> Volum
         lookup_bytes=total(lookups * placement.columns * workload.weight_bytes),
         ids=_inwards(total(ids), cluster),
         pooled=_outwards(total(wire / fan), total(inside), cluster),
+        partial=float(wire[(fan == 1) & (placement.rows < workload.rows[placement.table])].sum() / n),
         weights=total(placement.rows * placement.columns * workload.weight_bytes),
-        state=total(placement.rows * workload.state_bytes_per_row),
+        state=total(placement.rows * workload.state_bytes(placement.columns)),
         id_buffers=ID_COPIES * total(n * ids),
         # Received rows and their gradients have the size of the rank's own batch.
         pooled_buffers=workload.activation_bytes * (total(n * vectors) + 2 * batch * workload.dims.sum()),
     )
 
 
+def lookup_bytes(moved: Volumes, cluster: Cluster, collectives: Collectives) -> Floats:
+    """Bytes that each rank sends for the lookups of a step: ids, pooled rows, and gradients of those it received [N].
+
+    Left out are the few numbers that announce how many ids come. On gloo a rank sends its partial sums twice.
+    """
+    twice = collectives is Collectives.gloo
+    out = moved.pooled.sent + (cluster.group_size - 1) * moved.partial * twice
+    sent: Floats = moved.ids.sent + out + moved.pooled.received
+    return sent
+
+
+def evenly(to_each: float, cluster: Cluster) -> Traffic:
+    """Traffic where every rank sends every other one the same."""
+    return _outwards(np.full(cluster.group_size, to_each), np.zeros(cluster.group_size), cluster)
+
+
 def _outwards(to_each: Floats, inside: Floats, cluster: Cluster) -> Traffic:
     """Traffic where a rank sends ``to_each`` to each other rank, and ``inside`` around among those of its host."""
     n, local = cluster.group_size, cluster.ranks_per_host
     host = np.repeat(to_each.reshape(-1, local).sum(1), local)
+    remote = to_each.sum() - host
     return Traffic(
         sent_local=(local - 1) * to_each + inside,
         sent_remote=(n - local) * to_each,
         received_local=host - to_each + inside,
-        received_remote=to_each.sum() - host,
+        # What rounding leaves of nothing would count as a message.
+        received_remote=np.where(remote > 1e-9 * host, remote, 0.0),
     )
 
 

@@ -1,10 +1,8 @@
 """A workload: the tables as arrays, and what a sample costs."""
 
-import csv
 import hashlib
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +11,6 @@ from sparse2d.cost.config import GeneratedTables, TableSource, WorkloadConfig
 from sparse2d.errors import UserError
 
 Floats = NDArray[np.float64]
-ID_BYTES = 8
 LENGTH_BYTES = 4
 
 
@@ -35,13 +32,19 @@ class Workload:
     activation_bytes: int
     wire_bytes: int
     dense_wire_bytes: int
+    id_bytes: int
     state_bytes_per_row: int
+    state_bytes_per_value: int
 
     @cached_property
     def table_bytes(self) -> Floats:
         """Weights of each table."""
         sizes: Floats = self.rows * self.dims * self.weight_bytes
         return sizes
+
+    def state_bytes(self, columns: Floats) -> Floats:
+        """Optimizer state of a row of shards that are so many columns wide."""
+        return self.state_bytes_per_row + columns * self.state_bytes_per_value
 
     @cached_property
     def digest(self) -> str:
@@ -77,12 +80,16 @@ def make_workload(config: WorkloadConfig) -> Workload:
     dense_flops, dense_params = config.dense_tflop_per_sample, config.dense_mparams
     names: list[str] = []
     zipf: list[float] = [config.zipf_exponent]
+    state = config.state_bytes_per_row, config.state_bytes_per_value
     if config.source is TableSource.listed:
         rows, dims, pooling = config.rows, config.dims, config.pooling
     elif config.source is TableSource.generated:
         rows, dims, pooling = generate(config.generated, config.weight_bytes)
     elif config.source is TableSource.csv:
-        names, rows, dims, pooling, zipf = _read_csv(config)
+        # Only who gives a file pays for what checks it.
+        from sparse2d.cost.table_file import read_tables
+
+        names, rows, dims, pooling, zipf = read_tables(config)
     else:
         # Composes a training config.
         from sparse2d.cost.from_model import model_workload
@@ -91,6 +98,7 @@ def make_workload(config: WorkloadConfig) -> Workload:
         names, rows, dims, pooling = model.names, model.rows, model.dims, model.pooling
         dense_flops = model.flops_per_sample / 1e12 if dense_flops is None else dense_flops
         dense_params = model.dense_params / 1e6 if dense_params is None else dense_params
+        state = model.state_bytes_per_row, model.state_bytes_per_value
     if dense_flops is None or dense_params is None:
         missing = "dense_tflop_per_sample" if dense_flops is None else "dense_mparams"
         raise UserError(f"option workload.{missing} needs a value unless workload.source=model")
@@ -110,7 +118,9 @@ def make_workload(config: WorkloadConfig) -> Workload:
         activation_bytes=config.activation_bytes,
         wire_bytes=config.wire_bytes,
         dense_wire_bytes=config.dense_wire_bytes,
-        state_bytes_per_row=config.state_bytes_per_row,
+        id_bytes=config.id_bytes,
+        state_bytes_per_row=state[0],
+        state_bytes_per_value=state[1],
     )
     if num_tables == 0:
         raise UserError(f"workload {config.name} has no tables; give workload.rows, or another workload.source")
@@ -127,21 +137,39 @@ def _per_table(name: str, values: list[float] | list[int], num_tables: int, lowe
     return array
 
 
+# Tables of a generated workload: placing more would take minutes.
+MAX_TABLES = 100_000
+
+
+def _check_generated(config: GeneratedTables) -> None:
+    checks = {
+        "seed": (config.seed >= 0, "at least 0"),
+        "num_tables": (1 <= config.num_tables <= MAX_TABLES, f"1 to {MAX_TABLES}"),
+        "total_gb": (0 < config.total_gb <= 1e9, "above 0, and at most 1e9"),
+        "size_exponent": (0 <= config.size_exponent <= 10, "0 to 10"),
+        "dims": (bool(config.dims) and min(config.dims) >= 1, "one or more, each at least 1"),
+        "dim_shares": (
+            len(config.dims) == len(config.dim_shares)
+            and min(config.dim_shares) >= 0
+            and abs(sum(config.dim_shares) - 1) <= 1e-6,
+            f"a share for each of dims={config.dims}, adding up to 1",
+        ),
+        "pooling_median": (0 < config.pooling_median < np.inf, "a finite number above 0"),
+        "pooling_sigma": (0 <= config.pooling_sigma <= 10, "0 to 10"),
+        "pooling_max": (1 <= config.pooling_max < np.inf, "a finite number of at least 1"),
+    }
+    for name, (holds, expected) in checks.items():
+        if not holds:
+            raise UserError(f"workload.generated.{name}={getattr(config, name)} must be {expected}")
+
+
 def generate(config: GeneratedTables, weight_bytes: int) -> tuple[list[int], list[int], list[float]]:
     """Rows, dims and pooling of tables drawn from a seed, in random order.
 
     Raises:
-        UserError: if the shares of the dims are not one for each, adding up to 1.
+        UserError: if an option is out of its range, or the shares of the dims are not one for each, adding up to 1.
     """
-    if len(config.dims) != len(config.dim_shares) or abs(sum(config.dim_shares) - 1) > 1e-6:
-        raise UserError(
-            f"workload.generated.dim_shares={config.dim_shares} must be a share for each of dims={config.dims}, "
-            "adding up to 1"
-        )
-    if config.num_tables < 1 or config.total_gb <= 0:
-        raise UserError(
-            f"workload.generated: num_tables={config.num_tables} and total_gb={config.total_gb} must be above 0"
-        )
+    _check_generated(config)
     random = np.random.default_rng(config.seed)
     rank = np.arange(1, config.num_tables + 1)
     sizes = rank**-config.size_exponent
@@ -152,27 +180,3 @@ def generate(config: GeneratedTables, weight_bytes: int) -> tuple[list[int], lis
     pooling = np.clip(np.round(drawn), 1, config.pooling_max)
     order = random.permutation(config.num_tables)
     return rows[order].astype(int).tolist(), dims[order].tolist(), pooling.tolist()
-
-
-def _read_csv(config: WorkloadConfig) -> tuple[list[str], list[int], list[int], list[float], list[float]]:
-    if config.path is None:
-        raise UserError("workload.path is not set; give a CSV file with columns rows, dim, pooling")
-    path = Path(config.path)
-    try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            if missing := [name for name in ("rows", "dim", "pooling") if name not in (reader.fieldnames or [])]:
-                raise UserError(f"{path}: no column {missing[0]!r}; it needs rows, dim, pooling")
-            lines = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    names, numbers = [], []
-    for number, line in enumerate(lines, start=2):
-        zipf = line.get("zipf_exponent") or str(config.zipf_exponent)
-        try:
-            numbers.append([float(line[name]) for name in ("rows", "dim", "pooling")] + [float(zipf)])
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{path}:{number}: {error}") from error
-        names.append(line.get("name") or f"table_{number - 2}")
-    rows, dims, pooling, zipfs = ([line[column] for line in numbers] for column in range(4))
-    return names, [int(value) for value in rows], [int(value) for value in dims], pooling, zipfs
