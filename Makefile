@@ -77,6 +77,12 @@ bench-sync: environment
 	$$isolated sh -c 'ip link set lo up 2>/dev/null; exec $(PY) experiments/sync_cost/bench.py $(BENCH_SYNC)'
 	$(PY) paper_figures sync_cost
 
+# Bytes that ranks send beside the cost model's; writes results/tables/byte_validation.csv.
+.PHONY: validate-bytes
+validate-bytes: environment
+	$(PY) -m sparse2d.train -m experiment=byte_validation
+	$(PY) -m sparse2d.simulate validate_runs runs=[results/runs/byte_validation]
+
 # Every table and figure of the cost model; needs no GPU and a few seconds.
 .PHONY: simulate
 simulate: environment

@@ -17,17 +17,25 @@ def draw_latency(axes: plt.Axes) -> None:
     for (layout, name), style in zip({"full_mp": "full MP", "sparse_2d": "2D, N = 256"}.items(), SERIES, strict=False):
         of_layout = rows[rows["parallelism"] == layout]
         axes.plot(of_layout["num_gpus"], of_layout["all_to_all_ms"], **style, label=name)
+    axes.axhline(600, color="0.4", linewidth=0.8)
+    axes.annotate("above this near 1000 GPUs (paper)", (128, 620), color="0.4", fontsize=7)
     axes.set_ylabel("one lookup all-to-all (ms)")
     axes.set_title("exfm_like", fontsize=8)
 
 
 def draw_memory(axes: plt.Axes) -> None:
-    """Parts of the fullest GPU's memory under full model parallelism."""
-    rows = modelled("memory_scaling")
-    rows = rows[rows["parallelism"] == "full_mp"]
+    """Parts of the fullest GPU's memory."""
+    table = modelled("memory_scaling")
+    layouts = {
+        "full MP": table["parallelism"] == "full_mp",
+        "2D, N = 256": table["group_size"].eq(256) & table["num_groups"].gt(1),
+    }
     parts = {"weights_gb": "tables", "activations_gb": "ids and pooled rows"}
-    for (column, name), style in zip(parts.items(), SERIES, strict=False):
-        axes.plot(rows["num_gpus"], rows[column], **style, label=f"full MP: {name}")
+    series = [(layout, column) for layout in layouts for column in parts]
+    for (layout, column), style in zip(series, SERIES, strict=True):
+        rows = table[layouts[layout]]
+        axes.plot(rows["num_gpus"], rows[column], **style, label=f"{layout}: {parts[column]}")
+    axes.plot(1024, 15, "*", color="0.4", ms=9, label="ids and pooled rows (paper)")
     axes.set_ylabel("memory of the fullest GPU (GB)")
     axes.set_title("exfm_like, without the dense part", fontsize=8)
 
@@ -38,6 +46,8 @@ def draw_imbalance(axes: plt.Axes) -> None:
     for (table, name), style in zip(names.items(), SERIES, strict=False):
         rows = modelled(table)
         axes.plot(rows["num_gpus"], rows["imbalance"], **style, label=name)
+    paper = pd.read_csv(TABLES / "imbalance.csv").query("label == 'paper'")
+    axes.plot(paper["group_size"], paper["imbalance"], "*", color="0.4", ms=9, label="paper")
     axes.set_ylabel("imbalance of lookups (max / mean)")
     axes.set_title("ctr_like (fitted to N = 64 and 256)", fontsize=8)
 
@@ -54,7 +64,7 @@ def main() -> None:
         axes.set_ylim(0)
         axes.legend(fontsize=7)
     panels[2].set_xlabel("GPUs of a group N")
-    figure.suptitle("modelled", fontsize=9)
+    figure.suptitle("lines: modelled; grey: paper", fontsize=9)
     save(figure, "scaling_limits")
 
 
