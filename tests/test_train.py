@@ -356,11 +356,12 @@ def test_a_prepared_folder_trains_like_the_rows_it_was_made_from(prepared, progr
 
 @pytest.mark.slow
 def test_signals_end_runs_in_seconds(tmp_path, data_dir):
-    """Ctrl-C, which reaches all processes of a terminal, and SIGTERM to the launcher alone."""
+    """Ctrl-C, which reaches all processes of a terminal, and SIGTERM to the launcher alone; both end a sweep."""
     ends = {"interrupted": (os.killpg, signal.SIGINT, 130), "terminated": (os.kill, signal.SIGTERM, 143)}
     with ExitStack() as stack:
         processes = {
-            line: stack.enter_context(started(*tiny_overrides(tmp_path / line, data_dir, LONG))) for line in ends
+            line: stack.enter_context(started("-m", *tiny_overrides(tmp_path / line, data_dir, LONG), "seed=0,1"))
+            for line in ends
         }
         families = {}
         for line, (send, sent, _) in ends.items():
@@ -378,6 +379,8 @@ def test_signals_end_runs_in_seconds(tmp_path, data_dir):
             assert read_record(run_dir)["status"] == "interrupted"
             assert points(run_dir)[-1]["step"] < LONG * 6 / 7 / 60 - 5
             assert [exit_codes(file) for file in offline_runs(run_dir)] == [[1]]
+            (manifest,) = (tmp_path / line).glob("sweeps/*.json")
+            assert [job["status"] for job in json.loads(manifest.read_text())["jobs"]] == ["interrupted", "waiting"]
 
 
 @pytest.mark.slow
