@@ -89,6 +89,13 @@ def test_the_report_shows_the_papers_rows_beside_ours_rounded_with_spread_and_ru
     assert "It is &lt;fast&gt;." in page
 
 
+def test_what_is_published_in_words_comes_first(results):
+    words = dataclasses.replace(VIEW, published=[{"label": "paper", "ne_gap_pct": "no loss"}])
+    rows = pages(results, dataclasses.replace(CLAIM, tables=[words]))[0].split("|---|---|---|---|\n")[1].splitlines()
+    assert rows[0] == "| paper | - | no loss | - |"
+    assert rows[1].startswith("| paper | 1e+06 |")
+
+
 def test_what_is_found_follows_the_table(results):
     (results / "tables" / "speed.csv").write_text(TABLE.replace("1.5e6", "2.5e6"))
     for page in pages(results, CLAIM):

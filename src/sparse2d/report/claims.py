@@ -25,11 +25,13 @@ class TableView(_Strict):
         name: of ``results/tables/<name>.csv``.
         columns: of the CSV, and the headings they get.
         where: a pandas query that keeps some rows.
+        published: rows of a publication that the table cannot hold, since they are words and no numbers; shown first.
     """
 
     name: str
     columns: dict[str, str]
     where: str | None = None
+    published: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

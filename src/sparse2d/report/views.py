@@ -52,10 +52,12 @@ def view(table: pd.DataFrame, of: TableView) -> pd.DataFrame:
         UserError: if the view names a column that the table lacks.
     """
     rows = table if of.where is None else table.query(of.where)
-    unknown = set(of.columns) - set(table.columns)
+    unknown = {*of.columns, *(column for row in of.published for column in row)} - set(table.columns)
     if unknown:
         raise UserError(f"table {of.name} has no column {sorted(unknown)[0]!r}; it has: {', '.join(table.columns)}")
-    return pd.DataFrame({heading: _texts(rows, column) for column, heading in of.columns.items()})
+    published = [{heading: row.get(column, MISSING) for column, heading in of.columns.items()} for row in of.published]
+    ours = pd.DataFrame({heading: _texts(rows, column) for column, heading in of.columns.items()})
+    return pd.concat([pd.DataFrame(published), ours], ignore_index=True) if published else ours
 
 
 def _texts(rows: pd.DataFrame, column: str) -> list[str]:
