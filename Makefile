@@ -4,6 +4,8 @@
 # make check                                              environment + lint, format and type checks
 # make bench-ingest                                       rows/s of the ingest beside TorchRec's and polars'
 # make bench-sync                                         milliseconds and bytes of one averaging
+# make bench-peers                                        step time and memory beside plain TorchRec and torch DDP
+# make shaped EXPERIMENT=qps_scaling                      an experiment on hosts in miniature, three times; its table
 # make simulate                                         tables and figures of the cost model
 # make lock                                               pin requirements/*.txt anew from pyproject.toml
 # ACCEL=cpu (default) or ACCEL=cuda chooses the pinned list.
@@ -82,6 +84,18 @@ bench-sync: environment
 validate-bytes: environment
 	$(PY) -m sparse2d.train -m experiment=byte_validation
 	$(PY) -m sparse2d.simulate validate_runs runs=[results/runs/byte_validation]
+
+# Step time and peak memory of this trainer, of plain TorchRec and of torch DDP; writes results/tables/peers.csv.
+.PHONY: bench-peers
+bench-peers: environment
+	$(PY) experiments/peers/bench.py
+
+# An experiment of QPS (qps_scaling, placement, sync_interval_qps, group_size) on the testbed, and its table; goes on where it was
+# stopped. Needs root or user namespaces, and iproute2.
+.PHONY: shaped
+shaped: environment
+	$(PY) experiments/shaped.py $(EXPERIMENT)
+	$(PY) -m sparse2d.report tables=[$(EXPERIMENT)]
 
 # Every table and figure of the cost model; needs no GPU and a few seconds.
 .PHONY: simulate

@@ -17,7 +17,7 @@ from torchrec.datasets.utils import Batch
 
 from sparse2d.checkpoint.checkpointer import Checkpointer, Resumed
 from sparse2d.checkpoint.local_state import seed_rng
-from sparse2d.config import Device, TrainConfig
+from sparse2d.config import Device, Pipeline, Timing, TrainConfig
 from sparse2d.data.batch import to_torchrec
 from sparse2d.data.dataset import (
     Dataset,
@@ -36,7 +36,7 @@ from sparse2d.mesh import RankInfo, process_group, rank_from_env
 from sparse2d.metrics import Metrics, evaluate_logits, normalized_entropy
 from sparse2d.pipeline import TrainSteps
 from sparse2d.preemption import PreemptedError, StopRequest
-from sparse2d.records import peak_rss_bytes, plain
+from sparse2d.records import forget_peak_rss, peak_rss_bytes, plain
 from sparse2d.runlog import RunLog, configure_rank_logging
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ def run_rank(job: Job) -> dict[str, Any]:
     assert rank is not None
     configure_rank_logging(job.run_dir, rank.is_first)
     torch.set_num_threads(config.launch.threads_per_rank)
+    forget_peak_rss()
     device = choose_device(config.launch.device, rank)
     dataset = open_dataset(job.dataset, config.data.train_rows, config.data.eval_rows, config.data.multi_hot)
     with process_group(device), ExitStack() as stack:
@@ -162,7 +163,8 @@ def train(
     batches = prefetch(
         train_batches(dataset, batch_size, rank.rank, rank.world_size, resumed.step, steps, shuffle_seed=seed)
     )
-    train_steps = TrainSteps(engine, batches, config.pipeline)
+    # Phases of overlapping steps could not be told apart.
+    train_steps = TrainSteps(engine, batches, Pipeline.none if config.timing is Timing.phases else config.pipeline)
     measuring.begin(train_steps, warmup_steps)
     loss_last = resumed.loss_last
     engine.model.train()

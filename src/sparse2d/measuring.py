@@ -18,6 +18,7 @@ from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.phases import Phase, PhaseClock, watching
 from sparse2d.pipeline import TrainSteps
 from sparse2d.records import peak_rss_bytes
+from sparse2d.testbed.counters import LinkCounters
 from sparse2d.timing import StepTimer, percentiles_ms, slowest
 from sparse2d.wire import WireCounter, wire_record
 
@@ -37,6 +38,7 @@ class Measuring:
         self._engine = engine
         self._traces = traces
         self._wire = WireCounter()
+        self._links = LinkCounters()
         # Kernels are only queued when a call returns; a clock that did not wait for them would miss most of them.
         self._synchronise = partial(torch.cuda.synchronize, engine.device) if engine.device.type == "cuda" else None
         self._phases = PhaseClock(self._synchronise) if config.timing is Timing.phases else None
@@ -62,7 +64,7 @@ class Measuring:
             warmup_steps: that are not timed.
         """
         self._warmup_steps = warmup_steps
-        self._timer = StepTimer(warmup_steps, synchronise=dist.barrier)
+        self._timer = StepTimer(warmup_steps, synchronise=self._links.read)
         if self._phases is not None:
             self._stack.enter_context(watching(self._engine, train_steps, self._phases))
         if self._profiles:
@@ -114,6 +116,7 @@ class Measuring:
 
     def train_record(self) -> dict[str, Any]:
         """QPS of the slowest rank; P10, P50 and P90 of steps, and of phases if timed; a collective over all ranks."""
+        self._links.read()
         phases = {}
         if self._phases is not None:
             timed = self._phases.steps[self._warmup_steps :]
@@ -141,7 +144,8 @@ class Measuring:
         payloads = averager.payloads_bytes if averager is not None else []
         sent = wire_record(self._wire, self._steps, len(durations))
         # One process that stands for all ranks sends nothing, which is no measurement of what they would send.
-        return (dict.fromkeys(sent) if self._is_emulated else sent) | {
+        sent = dict.fromkeys(sent) if self._is_emulated else sent | self._links.record(self._steps - self._warmup_steps)
+        return sent | {
             "sync_payload_bytes": float(np.median(payloads)) if payloads else 0,
             "sync_ms_p50": float(np.median(durations)) * 1e3 if durations else None,
         }

@@ -3,6 +3,7 @@
 T ranks = M groups (replicas of every table shard) x N ranks (arXiv 2508.03854, section 3).
 """
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+# Worlds that this process has joined so far: a sweep under torchrun joins one for each job.
+_worlds = itertools.count()
 # Describes groups whose collectives are no part of a training step.
 HELPER = "helper"
 
@@ -80,8 +83,8 @@ def process_group(device: "torch.device") -> Iterator[RankInfo]:
     store, _, _ = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
     dist.init_process_group(
         backend,
-        # The launcher's store outlives its ranks: those of another attempt would find addresses of ranks long gone.
-        store=dist.PrefixStore(f"attempt_{info.restart_count}", store),
+        # The launcher's store outlives worlds and attempts: the next one would find addresses of ranks long gone.
+        store=dist.PrefixStore(f"attempt_{info.restart_count}/world_{next(_worlds)}", store),
         rank=info.rank,
         world_size=info.world_size,
         timeout=COLLECTIVE_TIMEOUT,

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -71,6 +72,8 @@ def fingerprint(config: TrainConfig, data_digest: str, plan_digest: str | None =
     settings["data"]["digest"] = data_digest
     settings["parallelism"]["plan_file"] = plan_digest
     settings["launch"].pop("max_restarts")
+    # It is in B.
+    settings.pop("rank_batch_size")
     # Where a run starts from decides its result; when it writes checkpoints of its own does not.
     settings.pop("checkpoint")
     if config.checkpoint.resume_path is not None:
@@ -264,6 +267,12 @@ def host() -> dict[str, Any]:
         "processor": platform.machine(),
         "cpus": os.cpu_count(),
     }
+
+
+def forget_peak_rss() -> None:
+    """Have ``peak_rss_bytes`` begin anew, where the system can do that: a sweep's jobs may share a process."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_rss_bytes() -> int:

@@ -23,12 +23,14 @@ class SweepManifest:
         results_dir: of the sweep.
         experiment: names it.
         jobs: overrides of each job.
+        writes: whether this process keeps the file; of several ranks one does.
 
     Raises:
         UserError: if ``results_dir`` cannot be written.
     """
 
-    def __init__(self, results_dir: str, experiment: str, jobs: Sequence[Sequence[str]]) -> None:
+    def __init__(self, results_dir: str, experiment: str, jobs: Sequence[Sequence[str]], writes: bool = True) -> None:
+        self._writes = writes
         digest = hashlib.sha256(json.dumps([sorted(job) for job in jobs]).encode()).hexdigest()[:8]
         self.path = Path(results_dir) / "sweeps" / f"{experiment}-{digest}.json"
         self._content = {
@@ -60,6 +62,8 @@ class SweepManifest:
         self._write()
 
     def _write(self) -> None:
+        if not self._writes:
+            return
         # A job on each line: a sweep of hundreds stays readable, and grep finds the failed ones.
         jobs = ",\n".join(f"  {json.dumps(job)}" for job in self._jobs)
         head = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in self._content.items()]

@@ -35,6 +35,8 @@ def main(config: TrainConfig) -> str | None:
         if config.engine is EngineKind.emulated:
             raise UserError("engine=emulated is one process that stands for all ranks; start it without torchrun")
         config.launch.num_ranks = rank.world_size
+    if config.rank_batch_size is not None:
+        config.global_batch_size = config.rank_batch_size * config.launch.num_ranks
     is_first = rank is None or rank.is_first
     check_train(config)
     pinned = config.parallelism.plan_file

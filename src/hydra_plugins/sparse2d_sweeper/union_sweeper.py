@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 
 from sparse2d.errors import BusyError, UserError
 from sparse2d.launch import RanksFailedError
+from sparse2d.mesh import rank_from_env
 from sparse2d.sweeps import SweepManifest
 
 # Between two looks at runs that another process is at.
@@ -75,14 +76,19 @@ class UnionSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> list[JobReturn]:
         """Run all jobs: one after the other here, or at once where a launcher submits them to a cluster.
 
+        Under torchrun each rank runs all of them, at the same time as the others; the first one speaks and writes.
+
         Raises:
-            UserError: at the end, if a job failed; at once with ``fail_fast=true``.
+            UserError: at the end, if a job failed; at once with ``fail_fast=true`` and under torchrun.
         """
         jobs = self.jobs(arguments)
+        rank = rank_from_env()
+        is_first = rank is None or rank.is_first
+        log.setLevel(logging.INFO if is_first else logging.ERROR)
         for job in jobs:
             # One that does not compose would end the sweep in its middle: refuse it before any job runs.
             self._hydra_context.config_loader.load_sweep_config(self._config, job)
-        manifest = SweepManifest(self._config.results_dir, self._config.experiment, jobs)
+        manifest = SweepManifest(self._config.results_dir, self._config.experiment, jobs, writes=is_first)
         log.info("%d jobs: %s", len(jobs), manifest.path)
         results = (
             self._one_by_one(jobs, manifest)
@@ -99,6 +105,8 @@ class UnionSweeper(Sweeper):
         results: dict[int, JobReturn] = {}
         queue = deque(range(len(jobs)))
         busy = 0
+        # One rank must not go on to a job that the others are not at.
+        is_alone = rank_from_env() is None
         while queue:
             index = queue.popleft()
             log.info("job %d of %d: %s", index + 1, len(jobs), " ".join(jobs[index]))
@@ -108,7 +116,7 @@ class UnionSweeper(Sweeper):
             except BaseException as error:
                 manifest.set(index, "interrupted", _line(error))
                 raise
-            if isinstance(result._return_value, BusyError):
+            if isinstance(result._return_value, BusyError) and is_alone:
                 log.info("job %d: another process is at it; it comes last", index + 1)
                 manifest.set(index, "waiting")
                 queue.append(index)
@@ -119,7 +127,7 @@ class UnionSweeper(Sweeper):
             busy = 0
             results[index] = result
             self._tell(index, result, manifest)
-            if _has_failed(result) and self._config.get("fail_fast", False):
+            if _has_failed(result) and (self._config.get("fail_fast", False) or not is_alone):
                 break
         return results
 

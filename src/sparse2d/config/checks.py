@@ -60,6 +60,7 @@ def _check_emulated(config: TrainConfig) -> None:
 def _check_numbers(config: TrainConfig) -> None:
     at_least_one = {
         "global_batch_size": config.global_batch_size,
+        "rank_batch_size": config.rank_batch_size,
         "eval_batch_size": config.eval_batch_size,
         "log_every": config.log_every,
         "eval_every": config.eval_every,

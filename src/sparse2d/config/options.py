@@ -228,6 +228,8 @@ class TrainConfig:
     seed: int = 0
     # B, the same whatever T and M are, so that NE is comparable.
     global_batch_size: int = 512
+    # Rows per rank and step, which make B = T times as many: weak scaling. null = B is as given.
+    rank_batch_size: int | None = None
     # Rows per rank and evaluation step.
     eval_batch_size: int = 1024
     # Score evaluation rows also by how often training saw their rarest id, in bins that begin at these counts.
