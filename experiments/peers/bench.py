@@ -1,0 +1,103 @@
+"""Steps per second and peak memory of this trainer, of plain TorchRec, and of torch's EmbeddingBag in DDP.
+
+The same model, rows and ranks; each tool is a program of its own under torchrun, and they take turns in each round, so
+that a busy machine is busy for all. Ratios are within a round.
+
+    make bench-peers
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+from common import OUT, WARMUP_STEPS
+
+from sparse2d.config import DataConfig, DataSource
+from sparse2d.data.arrays import open_dataset
+from sparse2d.data.prepare import prepare
+
+HERE = Path(__file__).parent
+TABLES = HERE.parents[1] / "results" / "tables"
+DIM, DENSE_ARCH, OVER_ARCH = 16, [64, 16], [64, 32, 1]
+TABLE_ROWS = [20_000, 1_000] * 13
+TOOLS = ("plain_torchrec", "sparse2d", "sparse2d_phases", "torch_ddp")
+
+
+def data(out_dir: Path, rows: int) -> Path:
+    """Folder of the rows that all tools read."""
+    config = DataConfig(name="synthetic", source=DataSource.synthetic, out_dir=str(out_dir), table_rows=TABLE_ROWS)
+    config.synthetic.rows = rows
+    return prepare(config, progress=False)
+
+
+def command(tool: str, folder: Path, results: Path, batch: int, steps: int) -> list[str]:
+    """What torchrun runs for a tool."""
+    if tool.startswith("sparse2d"):
+        return [
+            str(HERE / "ours.py"),
+            *("data=files", f'data.path="{folder}"', f"global_batch_size={batch}", f"max_steps={steps}"),
+            *(f"model.embedding_dim={DIM}", f"model.dense_arch={DENSE_ARCH}", f"model.over_arch={OVER_ARCH}"),
+            *("parallelism=full_mp", "parallelism.sharding=[table_wise]", "optimizer=rowwise_adagrad"),
+            *("launch.device=cpu", f"results_dir={results}", "rerun=true"),
+            *(["timing=phases"] if tool.endswith("phases") else []),
+        ]
+    sizes = {"--table-rows": open_dataset(folder).num_embeddings, "--dense-arch": DENSE_ARCH, "--over-arch": OVER_ARCH}
+    numbers = {"--batch": batch, "--steps": steps, "--dim": DIM}
+    return [
+        *(str(HERE / f"{tool}.py"), "--data", str(folder)),
+        *(text for option, values in sizes.items() for text in (option, *map(str, values))),
+        *(text for option, value in numbers.items() for text in (option, str(value))),
+    ]
+
+
+def measure(program: list[str], ranks: int) -> dict[str, float]:
+    """Run one tool on its own ranks; the slowest rank's times and the largest rank's memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {OUT: folder, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *program],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            sys.exit(f"{program[0]} failed:\n{done.stderr}")
+        return pd.DataFrame([json.loads(path.read_text()) for path in Path(folder).iterdir()]).max().to_dict()
+
+
+def main(ranks: int, batch: int, steps: int, rounds: int, results: Path) -> pd.DataFrame:
+    """One line for each tool: medians over the rounds."""
+    folder = data(results / "data", rows=(steps * batch * 7) // 6 + batch)
+    points = [
+        {"round": number, "tool": tool, **measure(command(tool, folder, results, batch, steps), ranks)}
+        for number in range(rounds)
+        for tool in TOOLS
+    ]
+    table = pd.DataFrame(points)
+    plain = table[table["tool"] == "plain_torchrec"].set_index("round")
+    for name, column in {"ratio_to_plain": "step_ms", "memory_ratio_to_plain": "peak_memory_bytes"}.items():
+        table[name] = table[column] / table["round"].map(plain[column])
+    table["steps_per_s"] = 1e3 / table["step_ms"]
+    groups = table.drop(columns="round").groupby("tool", sort=False)
+    result = groups.median().join(groups.std().add_suffix("_std")).assign(n=groups.size()).reset_index()
+    result.insert(0, "label", "measured")
+    return result.assign(num_ranks=ranks, global_batch_size=batch, embedding_dim=DIM, timed_steps=steps - WARMUP_STEPS)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=512, help="rows of all ranks")
+    parser.add_argument("--steps", type=int, default=350)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--results-dir", type=Path, default=HERE.parents[1] / "results")
+    given = parser.parse_args()
+    peers = main(given.ranks, given.batch, given.steps, given.rounds, given.results_dir)
+    TABLES.mkdir(parents=True, exist_ok=True)
+    peers.to_csv(TABLES / "peers.csv", index=False, float_format="%.6g")
+    print(peers.to_string(index=False))
