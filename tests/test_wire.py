@@ -62,6 +62,8 @@ def configs(tmp_path_factory) -> dict[str, TrainConfig]:
         "2d_rowwise": tiny_train(
             folder, ParallelismKind.sparse_2d, num_ranks=NUM_RANKS, num_groups=2, sharding=[ShardingKind.row_wise]
         ),
+        # Each rank is a group, and the replicas' group is all ranks.
+        "2d_alone": tiny_train(folder, ParallelismKind.sparse_2d, num_groups=NUM_RANKS, **table_wise),
         "data_parallel": tiny_train(folder, ParallelismKind.data_parallel, num_ranks=NUM_RANKS),
     }
     configs["2d"].sync.rows = SyncRows.all
@@ -122,7 +124,7 @@ def test_ids_are_counted_as_lookups(trainings):
     assert 4 * ids <= counted <= (8 + 4) * ids + 1000
 
 
-@pytest.mark.parametrize("layout", ["full_mp", "2d", "2d_rowwise"])
+@pytest.mark.parametrize("layout", ["full_mp", "2d", "2d_rowwise", "2d_alone"])
 def test_dense_gradients_go_around_the_ring_of_all_ranks_once_a_step(trainings, layout):
     record = trainings[layout]
     expected = 2 * (1 - 1 / NUM_RANKS) * record["dense_elements"] * FLOAT

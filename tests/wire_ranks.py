@@ -17,7 +17,6 @@ from sparse2d.data.dataset import open_dataset, train_batches
 from sparse2d.engine import Engine, build_engine
 from sparse2d.launch import run_ranks
 from sparse2d.mesh import helper_group, process_group
-from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.wire import WireCounter, wire_record
 
 CPU = torch.device("cpu")
@@ -44,13 +43,13 @@ def collectives(rank: int, size: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def seen_and_counted(call: Callable[[], object], wire: WireCounter, replicas: dist.ProcessGroup | None = None):
+def seen_and_counted(call: Callable[[], object], wire: WireCounter):
     """Bytes of all ranks by the interface and by the counters."""
     before = dict(wire.sent_bytes)
     dist.barrier()
     seen = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
     dist.barrier()
-    with wire.counting(replicas):
+    with wire.counting():
         call()
     dist.barrier()
     seen = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - seen
@@ -78,9 +77,10 @@ def count_trainings(configs: dict[str, TrainConfig], dataset: Path, steps: int) 
             rows = open_dataset(dataset)
             engine = build_engine(config, rows, rank, CPU)
             batches = train_batches(rows, config.global_batch_size, rank.rank, rank.world_size, max_steps=steps)
-            replicas = engine.model.replica_pg if isinstance(engine.model, Sparse2D) else None
             with WireCounter() as wire:
-                seen, counted = seen_and_counted(lambda e=engine, b=batches: train(e, b), wire, replicas)
+                if engine.averager is not None:
+                    engine.averager.after_step = wire.averaging(engine.averager.after_step)
+                seen, counted = seen_and_counted(lambda e=engine, b=batches: train(e, b), wire)
                 averagings = len(engine.averager.durations_s) if engine.averager is not None else 0
                 records[name] = wire_record(wire, steps, averagings) | {"seen": seen, "counted": counted}
             dense = (p.numel() for n, p in engine.model.named_parameters() if "embedding_bags" not in n)

@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from sparse2d.config import EngineKind, Timing, TrainConfig
 from sparse2d.data.atomic import replacing
 from sparse2d.engine import Engine
-from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.phases import Phase, PhaseClock, watching
 from sparse2d.pipeline import TrainSteps
 from sparse2d.records import peak_rss_bytes
@@ -73,6 +72,8 @@ class Measuring:
             warmup_steps: that are not timed.
         """
         self._warmup_steps = warmup_steps
+        if self._engine.averager is not None:
+            self._engine.averager.after_step = self._wire.averaging(self._engine.averager.after_step)  # type: ignore[method-assign]
         self._timer = StepTimer(warmup_steps, synchronise=self._links.read)
         if self._phases is not None:
             self._stack.enter_context(watching(self._engine, train_steps, self._phases))
@@ -95,12 +96,11 @@ class Measuring:
     @contextmanager
     def step(self, rows: int) -> Iterator[None]:
         """Measure one step that trains on ``rows`` rows of the global batch."""
-        model = self._engine.model
         with ExitStack() as stack:
             stack.enter_context(self._timer.step(rows))
             if self._phases is not None:
                 stack.enter_context(self._phases.step())
-            stack.enter_context(self._wire.counting(model.replica_pg if isinstance(model, Sparse2D) else None))
+            stack.enter_context(self._wire.counting())
             yield
             if self._synchronise is not None:
                 self._synchronise()

@@ -119,8 +119,8 @@ class WireCounter:
     def __init__(self) -> None:
         self.sent_bytes: Counter[Kind] = Counter()
         self.calls: Counter[Kind] = Counter()
-        self._replica_group: str | None = None
         self._counts = False
+        self._averages = False
 
     def __enter__(self) -> "WireCounter":
         self._library = torch.library.Library("c10d", "IMPL")
@@ -150,24 +150,32 @@ class WireCounter:
         if call.group.group_desc == HELPER:
             return
         tensor = next(_tensors(list(call.arguments.values())))
-        kind = Kind(self._purpose(call, name), name.strip("_"), str(tensor.dtype).removeprefix("torch."))
+        kind = Kind(self._purpose(name), name.strip("_"), str(tensor.dtype).removeprefix("torch."))
         self.calls[kind] += 1
         self.sent_bytes[kind] += sent(call) * tensor.element_size()
 
-    def _purpose(self, call: Call, name: str) -> Purpose:
-        """Only the dense part is all-reduced outside of the replicas; groups cannot tell it from lookups in full MP."""
-        if call.group.group_name == self._replica_group:
+    def _purpose(self, name: str) -> Purpose:
+        """Groups cannot tell: lookups of full MP and averaging with N = 1 go around all ranks, like dense gradients."""
+        if self._averages:
             return Purpose.averaging
+        # Outside of averaging, only the dense part is all-reduced.
         return Purpose.dense if name in ALL_REDUCES else Purpose.lookup
 
-    @contextmanager
-    def counting(self, replica_group: dist.ProcessGroup | None) -> Iterator[None]:
-        """Count during the block.
+    def averaging(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """``call``, whose collectives average replicas."""
 
-        Args:
-            replica_group: over which replicas are averaged, if they are.
-        """
-        self._replica_group = None if replica_group is None else replica_group.group_name
+        def averages(*args: Any, **kwargs: Any) -> Any:
+            self._averages = True
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._averages = False
+
+        return averages
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count during the block."""
         self._counts = True
         try:
             yield
