@@ -12,38 +12,57 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+CONF = Path(__file__).parents[1] / "conf"
 
 INTER_HOST_MBIT = 200
-ROW_WISE, TABLE_WISE = "parallelism.sharding=[row_wise]", "parallelism.sharding=[table_wise]"
-# Two ranks cannot make four groups.
-TWO_RANKS = [
-    "parallelism=full_mp",
-    "parallelism=sparse_2d parallelism.num_groups=1",
-    "parallelism=sparse_2d parallelism.num_groups=2 parallelism.replicas=inter_host "
-    "sync.rows=touched sync.interval=1,8",
-]
-# (hosts, ranks per host, overrides) of the sessions of each experiment.
-SESSIONS: dict[str, list[tuple[int, int, list[str]]]] = {
+
+
+class Session(NamedTuple):
+    """One testbed, and what runs on it."""
+
+    hosts: int
+    ranks_per_host: int
+    overrides: list[str]
+    # Repetitions that take their turns in one session, where they are short; 1 else, one after the other.
+    together: int
+
+
+def arms_of_two_ranks() -> str:
+    """Those of ``qps_scaling`` that two ranks can run: they cannot make four groups."""
+    config = yaml.safe_load((CONF / "experiment" / "qps_scaling.yaml").read_text())
+    arms = [arm.replace("num_groups=2,4", "num_groups=2") for arm in config["hydra"]["sweeper"]["arms"]]
+    return f"hydra.sweeper.arms={json.dumps(arms)}"
+
+
+SESSIONS = {
     "qps_scaling": [
-        (4, 2, [ROW_WISE]),
-        (4, 2, [TABLE_WISE]),
-        (2, 2, []),
-        (1, 2, [f"hydra.sweeper.arms={json.dumps(TWO_RANKS)}"]),
+        Session(4, 2, [], together=1),
+        Session(2, 2, [], together=3),
+        Session(1, 2, [arms_of_two_ranks()], together=3),
     ],
-    "placement": [(2, 4, [ROW_WISE]), (2, 4, [TABLE_WISE])],
-    "sync_interval_qps": [(4, 2, [])],
-    "group_size": [(4, 2, [])],
+    "placement": [Session(2, 4, [], together=1)],
+    "sync_interval_qps": [Session(4, 2, [], together=3)],
+    "group_size": [Session(4, 2, [], together=3)],
 }
 
 
 def commands(experiment: str, repetitions: int, overrides: list[str]) -> Iterator[list[str]]:
-    """The command of each session, one repetition after the other; a repetition is a seed."""
-    for repetition in range(repetitions):
-        for hosts, ranks, session in SESSIONS[experiment]:
+    """The command of each session; a repetition is a seed."""
+    for first in range(repetitions):
+        for session in SESSIONS[experiment]:
+            if first % session.together:
+                continue
+            seeds = ",".join(map(str, range(first, min(first + session.together, repetitions))))
             yield [
-                *(sys.executable, "-m", "sparse2d.testbed", "run", f"hosts={hosts}", f"ranks_per_host={ranks}"),
+                *(sys.executable, "-m", "sparse2d.testbed", "run"),
+                *(f"hosts={session.hosts}", f"ranks_per_host={session.ranks_per_host}"),
                 *(f"inter_host_mbit={INTER_HOST_MBIT}", "--", "-m", f"experiment={experiment}"),
-                *(f"seed={repetition}", *session, *overrides),
+                *(f"seed={seeds}", *session.overrides, *overrides),
             ]
 
 

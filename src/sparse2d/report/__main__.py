@@ -15,6 +15,7 @@ from sparse2d.report.claims import claims_file, read_claims
 from sparse2d.report.ne_detail import Detail, along_the_pass, by_count
 from sparse2d.report.ne_gap import COMPARISON, Study
 from sparse2d.report.page import write_report
+from sparse2d.report.qps import SHARED, QpsStudy
 from sparse2d.report.views import write_views
 
 log = logging.getLogger("sparse2d.report")
@@ -38,8 +39,15 @@ DETAILS = [
     ),
     Detail("ne_curves", "ne_rules", "progressive NE along the pass over the samples", along_the_pass, ["samples"]),
 ]
-TABLES: dict[str, Study | Detail] = {study.name: study for study in STUDIES}
+QPS = [
+    QpsStudy("qps_scaling", "QPS under weak scaling: mean, least and most of the repetitions, ratio within each"),
+    QpsStudy("placement", "replicas inside a host or across hosts, all rows or touched rows"),
+    QpsStudy("sync_interval_qps", "QPS against K, steps between averagings"),
+    QpsStudy("group_size", "QPS against N, ranks that share one copy of the tables"),
+]
+TABLES: dict[str, Study | Detail | QpsStudy] = {study.name: study for study in STUDIES}
 TABLES |= {detail.name: detail for detail in DETAILS}
+TABLES |= {study.name: study for study in QPS}
 
 
 def main(config: ReportConfig) -> None:
@@ -54,7 +62,8 @@ def main(config: ReportConfig) -> None:
         path = results_dir / "tables" / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, table.to_csv(index=False, float_format="%.6g"))
-        show(table, f"{name} ({path})", TABLES[name].caption)
+        shared = SHARED if isinstance(TABLES[name], QpsStudy) else COMPARISON
+        show(table, f"{name} ({path})", TABLES[name].caption, shared)
     if not any((results_dir / "tables").glob("*.csv")):
         raise UserError(
             f"no finished runs under {results_dir / 'runs'} for: {', '.join(config.tables or TABLES)}; "
@@ -74,6 +83,9 @@ SHOWN = {
     "label": ("label", "left", ""),
     "parallelism": ("parallelism", "left", ""),
     "num_groups": ("M", "right", ".0f"),
+    "group_size": ("N", "right", ".0f"),
+    "replicas": ("replicas", "left", ""),
+    "sync_rows": ("rows", "left", ""),
     "optimizer": ("optimizer", "left", ""),
     "moment_scale": ("c", "right", "g"),
     "combine": ("combine", "left", ""),
@@ -88,16 +100,20 @@ SHOWN = {
     "seen_from": ("seen from", "right", ".0f"),
     "samples": ("samples", "right", ".0f"),
     "qps": ("QPS", "right", ".0f"),
+    "qps_min": ("least", "right", ".0f"),
+    "qps_max": ("most", "right", ".0f"),
+    "ratio_to_full_mp": ("/ full MP", "right", ".2f"),
+    "step_ms": ("step ms", "right", ".0f"),
     "n_seeds": ("seeds", "right", ".0f"),
 }
 
 
-def show(table: pd.DataFrame, title: str, caption: str) -> None:
-    """Print the table, one comparison below the other."""
+def show(table: pd.DataFrame, title: str, caption: str, shared: list[str]) -> None:
+    """Print the table, one comparison below the other: rows with the same values in the columns ``shared``."""
     console = Console(width=200)
-    for comparison, rows in table.groupby(COMPARISON, dropna=False):
+    for comparison, rows in table.groupby(shared, dropna=False):
         settings = ", ".join(
-            f"{key} {value}" for key, value in zip(COMPARISON, comparison, strict=True) if key != "settings"
+            f"{key} {value}" for key, value in zip(shared, comparison, strict=True) if key != "settings"
         )
         printed = Table(title=f"{title}\n{settings}", caption=caption)
         shown = {column: how for column, how in SHOWN.items() if column in rows and rows[column].notna().any()}

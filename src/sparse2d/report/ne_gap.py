@@ -96,11 +96,11 @@ def prepared(runs: pd.DataFrame) -> pd.DataFrame:
     if "config.data.shuffle_seed" in runs:
         follows = runs["config.data.shuffle_seed"] == runs["config.seed"]
         runs["config.data.shuffle_seed"] = runs["config.data.shuffle_seed"].mask(follows, "seed")
-    runs["settings"] = _settings(runs)
+    runs["settings"] = settings_hash(runs)
     return runs
 
 
-def _settings(runs: pd.DataFrame) -> pd.Series:
+def settings_hash(runs: pd.DataFrame) -> pd.Series:
     """Short hash of each run's config without axes and free options, of its testbed if it ran in one, and of its data.
 
     Options at their defaults say nothing: one that was added later does not set older runs apart.
