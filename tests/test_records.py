@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from configs import tiny_train
 from hypothesis import given
@@ -17,7 +18,16 @@ from omegaconf import OmegaConf
 
 from sparse2d.config import TrainConfig
 from sparse2d.errors import UserError
-from sparse2d.records import MetricsFile, RunDirectory, fingerprint, plain, seeds_group, write_atomically
+from sparse2d.records import (
+    MetricsFile,
+    RunDirectory,
+    fingerprint,
+    forget_peak_rss,
+    peak_rss_bytes,
+    plain,
+    seeds_group,
+    write_atomically,
+)
 
 DIGEST = "0" * 64
 # The data's digest stands for its source and for how it was read.
@@ -27,6 +37,8 @@ PLAN = {"plan_only", "plan_out", "parallelism.plan_file"}
 IGNORED = (
     {"results_dir", "rerun", "fail_fast", "data.out_dir", "data.vocabulary", "launch.max_restarts"} | SOURCE | PLAN
 )
+# It decides global_batch_size, and nothing else.
+IGNORED |= {"rank_batch_size"}
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -247,3 +259,12 @@ def test_seeds_of_a_configuration_are_one_group(train_config):
     assert seeds_group(train_config(other[0]), DIGEST) == seeds_group(train_config(other[1]), DIGEST) != follows[0]
     assert seeds_group(train_config("seed=0", "data.shuffle_seed=1"), DIGEST) not in follows
     assert seeds_group(train_config("seed=0"), "1" * 64) != seeds_group(train_config("seed=0"), DIGEST)
+
+
+def test_a_peak_of_memory_can_be_forgotten():
+    before = peak_rss_bytes()
+    block = np.ones(100_000_000)
+    assert peak_rss_bytes() > before + 400_000_000
+    del block
+    forget_peak_rss()
+    assert peak_rss_bytes() < before + 400_000_000

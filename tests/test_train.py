@@ -458,21 +458,25 @@ def test_on_a_terminal_there_is_a_bar_and_no_question_about_a_missing_wandb_key(
 
 
 @pytest.mark.slow
-def test_torchrun_runs_the_same_job(tmp_path, data_dir, program):
+def test_torchrun_runs_the_same_jobs(tmp_path, data_dir, program):
     launcher = "torch.distributed.run --standalone --nproc-per-node 2 -m sparse2d.train"
-    arguments = [*TWO_D, "optimizer=sgd"]
+    arguments = [*TWO_D, "optimizer=sgd", "seed=0,1"]
     # Its world has two ranks, whatever the option says.
     overrides = [text for text in tiny_overrides(tmp_path, data_dir) if "num_ranks" not in text]
-    with started(*overrides, *arguments, module=launcher) as process:
+    # Rows per rank make the same global batch.
+    weak = ["rank_batch_size=30" if "global_batch_size" in text else text for text in overrides]
+    with started("-m", *weak, *arguments, module=launcher) as process:
         _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    (run_dir,) = run_dirs(tmp_path)
-    record = read_record(run_dir)
-    assert record["status"] == "completed"
-    assert [exit_codes(file) for file in offline_runs(run_dir)] == [[0]]
-    assert [point["step"] for point in points(run_dir)] == [5, 10, 15, 20, 20]
-    assert err.count("NE 1.0" if record["eval"]["ne"] >= 1 else "NE 0.9") >= 1
-    # The same run from our own launcher is the same run: finished, and with the same fingerprint.
-    ended = program("train", *tiny_overrides(tmp_path, data_dir), *arguments)
+    assert err.count("job 2 of 2") == 1
+    assert len(run_dirs(tmp_path)) == 2
+    for run_dir in run_dirs(tmp_path):
+        record = read_record(run_dir)
+        assert record["status"] == "completed"
+        assert [exit_codes(file) for file in offline_runs(run_dir)] == [[0]]
+        assert [point["step"] for point in points(run_dir)] == [5, 10, 15, 20, 20]
+        assert err.count("NE 1.0" if record["eval"]["ne"] >= 1 else "NE 0.9") >= 1
+    # The same runs from our own launcher are the same runs: finished, and with the same fingerprints.
+    ended = program("train", "-m", *tiny_overrides(tmp_path, data_dir), *arguments)
     assert ended.code == 0
-    assert "already finished" in ended.log
+    assert ended.log.count("already finished") == 2

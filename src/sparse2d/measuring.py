@@ -119,7 +119,7 @@ class Measuring:
 
     def point(self) -> dict[str, float | None]:
         """What is measured so far, for the log: rates and memory of this rank, without a collective."""
-        sent = sum(self._wire.sent_bytes.values()) / max(self._steps, 1)
+        sent = sum(self._wire.sent_bytes.values()) / max(self._counted[0], 1)
         cuda = torch.cuda.max_memory_allocated(self._engine.device) if self._engine.device.type == "cuda" else None
         return {
             "qps": self.qps,
