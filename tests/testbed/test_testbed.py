@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -115,14 +115,23 @@ def network() -> list[str]:
     ]
 
 
+def wait_until(holds: Callable[[], bool], otherwise: str = "") -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "terminate", "interrupt", "kill_unshare"])
 def test_nothing_is_left_of_a_testbed_that_is_stopped_at_a_random_moment(tmp_path, how):
     before = network()
-    # From the first namespace to ranks that train.
-    for after_s in (random.uniform(0, 4), random.uniform(4, 20)):
+    # While the tool starts, and from the first namespace to ranks that train.
+    for waits_for_sandbox, after_s in ((False, random.uniform(0, 4)), (True, random.uniform(0, 16))):
         with started(*two_hosts(tmp_path, "data.synthetic.rows=60000")) as process:
             tool = str(process.pid)
+            if waits_for_sandbox:
+                wait_until(lambda tool=tool: living(tool) != [])
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after_s)
             if how == "kill_unshare":
@@ -134,10 +143,7 @@ def test_nothing_is_left_of_a_testbed_that_is_stopped_at_a_random_moment(tmp_pat
                     {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}[how]
                 )
             process.wait(PATIENCE_S)
-        deadline = time.monotonic() + 30
-        while (left := living(tool)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert left == [], f"stopped after {after_s} s"
+        wait_until(lambda tool=tool: living(tool) == [], f"stopped after {after_s} s")
         assert network() == before
 
 
