@@ -46,9 +46,11 @@ figures: environment
 report: environment
 	$(PY) -m sparse2d.report
 
+# Two files at a time: many tests wait for ranks or start programs; what shares a file shares its datasets.
+PYTEST := $(PY) -m pytest --numprocesses 2 --dist loadfile
 test: environment
-	$(PY) -m pytest -m "not slow"
-	$(PY) -m pytest -m slow
+	$(PYTEST) -m "not slow"
+	$(PYTEST) -m slow
 
 check: environment
 	$(VENV)/bin/ruff check .

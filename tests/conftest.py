@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from configs import composing, tiny_data
 from hydra import compose
+from hypothesis import settings
 from omegaconf import DictConfig, OmegaConf
 
 from sparse2d import preprocess, reproduce, simulate, train
@@ -18,6 +19,10 @@ from sparse2d.config import PreprocessConfig, ReportConfig, ReproduceConfig, Tra
 from sparse2d.cost.config import SimulateConfig
 from sparse2d.data.prepare import prepare
 from sparse2d.report import __main__ as report
+
+# How long an example takes says nothing on a machine that does other work too.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
 
 PROGRAMS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (TrainConfig, train.main),

@@ -86,7 +86,7 @@ def test_overlap_hides_exchanges_behind_the_dense_part():
     assert hidden.step.total == pytest.approx(alone.step.total - 2 * alone.exchange)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(simulations())
 def test_all_figures_are_finite_and_none_is_negative(config):
     found = predict(config)
@@ -104,7 +104,7 @@ def test_all_figures_are_finite_and_none_is_negative(config):
     assert balanced.step.total <= found.step.total * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(simulations())
 def test_one_group_is_full_model_parallelism_whatever_the_averaging_options(config):
     config.parallelism.num_groups = 1
@@ -122,7 +122,7 @@ def test_one_group_is_full_model_parallelism_whatever_the_averaging_options(conf
 RATES = ["nic_gb_per_s", "host_gb_per_s", "memory_gb_per_s", "peak_tflops"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(simulations(), st.sampled_from([*RATES, "alltoall_efficiency", "overlap_share"]), st.floats(1.0, 20.0))
 def test_more_bandwidth_never_takes_longer(config, name, factor):
     part = "hardware" if name in RATES else "constants"
@@ -132,7 +132,7 @@ def test_more_bandwidth_never_takes_longer(config, name, factor):
     assert predict(faster).step.total <= predict(config).step.total * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(simulations())
 def test_slow_hosts_and_latency_only_cost(config):
     calm = replace(config, hardware=replace(config.hardware, slow_host_share=0.0, latency_us=0.0))

@@ -21,7 +21,7 @@ def placed(config):
     return tables, cluster, place(tables, cluster, config.parallelism)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(simulations())
 def test_every_value_of_every_table_is_on_one_rank(config):
     tables, cluster, placement = placed(config)
@@ -34,7 +34,7 @@ def test_every_value_of_every_table_is_on_one_rank(config):
     assert ids == pytest.approx(tables.dims)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(simulations())
 def test_bytes_sent_are_bytes_received(config):
     tables, cluster, placement = placed(config)
@@ -44,7 +44,7 @@ def test_bytes_sent_are_bytes_received(config):
         assert traffic.sent_remote.sum() == pytest.approx(traffic.received_remote.sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(simulations())
 def test_memory_over_all_ranks_is_m_copies_of_the_tables_and_their_state(config):
     tables, cluster, placement = placed(config)
@@ -69,7 +69,7 @@ def messages(tables, cluster, placement: Placement):
     return ids, pooled
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(simulations())
 def test_traffic_is_what_counting_messages_gives(config):
     config.parallelism.sharding = config.parallelism.sharding[:2]  # without a fan
@@ -103,7 +103,7 @@ def test_rows_inside_a_host_send_one_vector_over_the_network():
     assert sent["table_row_wise"].sent_local[:4] == pytest.approx(one_vector * (3 / 4 + 3 / 8 / 4))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(TABLES)
 def test_greedy_is_within_its_bound_of_the_best_assignment(tables):
     """Graham's bound of longest processing time first, 4/3 - 1/(3N), against all assignments."""

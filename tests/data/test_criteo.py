@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse2d.data.criteo import DENSE_NAMES, FEATURE_NAMES, RawRows, dense_features, read_raw, sparse_ids
@@ -45,7 +45,6 @@ def to_text(row, token_format: str = "08x") -> str:
     return "\t".join(map(str, fields))
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(raw_rows, min_size=1, max_size=6),
     block_bytes=st.integers(1, 3000),
@@ -95,7 +94,6 @@ edits = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(row=raw_rows, edits=edits)
 def test_edited_lines_are_read_or_refused_as_the_format_says(tmp_path_factory, row, edits):
     text = to_text(row)

@@ -20,7 +20,7 @@ from sparse2d.data.manifest import LABELS, MANIFEST, SPARSE
 from sparse2d.data.prepare import prepare
 from sparse2d.errors import UserError
 
-shared_fixtures = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def edit(folder, name, row, column, value):

@@ -67,7 +67,7 @@ def assert_same(left: RawRows, right: RawRows) -> None:
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(lines_of_all_kinds)
 @example([b"0" + b"\t" * 39])
 @example([b"1" + b"\t-9223372036854775808" * 13 + b"\tffffffff" * 26])
@@ -93,7 +93,7 @@ def test_same_rows_or_same_refusal(tmp_path_factory, lines):
         assert got.num_lines == len(lines)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(lines_of_all_kinds)
 def test_rejecting_leaves_exactly_the_good_lines(tmp_path_factory, lines):
     got = parse(b"\n".join(lines) + b"\n", most_rejects=len(lines))
@@ -105,7 +105,7 @@ def test_rejecting_leaves_exactly_the_good_lines(tmp_path_factory, lines):
         assert_same(got.rows, reference(tmp_path_factory.mktemp("raw"), b"\n".join(good)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(good_lines(), st.integers(0, 500), st.binary(min_size=1, max_size=1))
 def test_any_byte_anywhere(line, place, byte):
     text = bytearray(line)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse2d.config import SyntheticConfig
@@ -20,7 +20,6 @@ from sparse2d.errors import UserError
 HOTNESS = [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1]
 
 
-@settings(deadline=None)
 @given(
     start=st.integers(0, 50),
     rows=st.integers(1, 500),

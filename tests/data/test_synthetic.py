@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import log_loss
@@ -229,7 +229,6 @@ def test_a_failure_half_way_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@settings(deadline=None)
 @given(
     weights=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=300),
     uniform=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=50),

@@ -29,7 +29,7 @@ def sparse_of(folder, day=0):
     return np.load(folder / f"day_{day}_sparse.npy")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     pieces=st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=60), min_size=1, max_size=6),
     most_bytes=st.sampled_from([0, 26 * 16 * 20 + 2000, 10**9]),

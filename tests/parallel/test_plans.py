@@ -76,7 +76,7 @@ def test_kinds_are_left_out_exactly_where_torchrec_would_make_an_empty_shard(row
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(SMALL, st.sampled_from([4, 8, 12, 16])), min_size=1, max_size=4), GROUPS, KINDS)
 def test_plans_cover_every_table_once_without_empty_shards(tables, group, wanted):
     shapes = {f"t_{number}": shape for number, shape in enumerate(tables)}
@@ -88,7 +88,7 @@ def test_plans_cover_every_table_once_without_empty_shards(tables, group, wanted
         assert ShardingKind(table.sharding) in allowed_kinds(table.rows, group_size, local, wanted)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 60), st.sampled_from([4, 8, 12])), min_size=1, max_size=4), GROUPS, KINDS)
 def test_a_pinned_plan_is_the_plan_that_was_written(tmp_path_factory, tables, group, wanted):
     shapes = {f"t_{number}": shape for number, shape in enumerate(tables)}

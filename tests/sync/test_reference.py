@@ -20,7 +20,7 @@ def replicas_of_rows(draw):
 
 
 @given(replicas_of_rows())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_rows_that_no_group_looked_up_stay(case):
     before, replicas, touched = case
     rests = ~touched.any(dim=0)
@@ -34,7 +34,7 @@ def test_rows_that_no_group_looked_up_stay(case):
 
 
 @given(replicas_of_rows())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_row_of_one_group_is_that_groups(case):
     before, replicas, touched = case
     once = touched.sum(dim=0) == 1
@@ -48,7 +48,7 @@ def test_a_row_of_one_group_is_that_groups(case):
 
 
 @given(replicas_of_rows())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_delta_sum_of_sgd_steps_on_shares_is_the_mean_of_steps_on_group_gradients(case):
     before, replicas, _ = case
     num_groups = len(replicas)
@@ -57,7 +57,7 @@ def test_delta_sum_of_sgd_steps_on_shares_is_the_mean_of_steps_on_group_gradient
 
 
 @given(replicas_of_rows())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_mean_over_touching_groups_lies_between_their_values(case):
     before, replicas, touched = case
     seen = touched.any(dim=0)
