@@ -16,12 +16,11 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed.checkpoint as dcp
+from programs import PATIENCE_S
 from torch import Tensor
 
 from sparse2d.checkpoint.folder import candidates_at
 from sparse2d.checkpoint.rectangles import Rectangle, RectangleLoadPlanner
-
-PATIENCE_S = 120
 
 
 def command(results: Path, data: Path, *more: str) -> list[str]:

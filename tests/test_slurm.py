@@ -6,7 +6,8 @@ import signal
 import psutil
 import pytest
 from configs import tiny_overrides
-from test_train import LONG, PATIENCE_S, data_dir, read_record, run_dirs, started, wait_until  # noqa: F401
+from programs import PATIENCE_S, started, wait_until
+from test_train import LONG, data_dir, read_record, run_dirs  # noqa: F401
 
 pytest.importorskip(
     "hydra_plugins.hydra_submitit_launcher", reason="hydra-submitit-launcher is not installed; make environment"

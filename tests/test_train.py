@@ -6,11 +6,7 @@ import pty
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,13 +16,12 @@ import psutil
 import pytest
 import yaml
 from configs import tiny_data, tiny_overrides
+from programs import PATIENCE_S, environment, started, wait_until
 from wandb_files import exit_codes, logged_keys, logged_steps, offline_runs, started_as, summary_of
 
 from sparse2d.data.dataset import open_dataset
 from sparse2d.data.prepare import prepare
 
-# Only to end a test that would wait for ever.
-PATIENCE_S = 120
 TWO_D = ["parallelism=sparse_2d", "parallelism.num_groups=2"]
 # Steps enough for a signal to arrive in the middle.
 LONG = 60_000
@@ -49,36 +44,6 @@ def data_dir(tmp_path_factory) -> Path:
     prepare(tiny_data(folder), progress=False)
     prepare(tiny_data(folder, LONG), progress=False)
     return folder
-
-
-def environment(**changes: str) -> dict[str, str]:
-    dropped = ("RANK", "WORLD_SIZE", "HYDRA_FULL_ERROR")
-    return {name: value for name, value in os.environ.items() if name not in dropped} | changes
-
-
-@contextmanager
-def started(*arguments: str, module: str = "sparse2d.train", **options) -> Iterator[subprocess.Popen[str]]:
-    """A program in a session of its own, like one in a terminal; nothing of it is left afterwards."""
-    command = [sys.executable, "-m", *module.split(), *arguments]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()} | options
-    process = subprocess.Popen(command, text=True, start_new_session=True, **options)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-
-
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def run_dirs(results_dir: Path) -> list[Path]:

@@ -1,24 +1,19 @@
 """Whole runs that are killed, told to end, and started again."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from checkpoint_kills import differences, killed_and_undisturbed, only_run, points, rank_processes
 from configs import tiny_data, tiny_overrides
+from programs import PATIENCE_S, started, wait_until
 
 from sparse2d.checkpoint.folder import checkpoints_in
 from sparse2d.data.prepare import prepare
 
-PATIENCE_S = 120
 LONG = 30_000
 SHORT = ["max_steps=60", "tracking=none"]
 
@@ -28,29 +23,6 @@ def data_dir(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     prepare(tiny_data(folder, LONG), progress=False)
     return folder
-
-
-@contextmanager
-def started(*arguments: str, module: str = "sparse2d.train"):
-    """A program of our own; nothing of it is left afterwards."""
-    dropped = ("RANK", "WORLD_SIZE", "HYDRA_FULL_ERROR")
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    command = [sys.executable, "-m", *module.split(), *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def wait_until(condition, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def record(run_dir: Path) -> dict:

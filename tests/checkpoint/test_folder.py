@@ -1,5 +1,6 @@
 """A checkpoint's folder: complete or not there, looked at from the command line; what goes into it."""
 
+import json
 import random
 from pathlib import Path
 
@@ -120,7 +121,15 @@ def test_a_cut_off_manifest_is_damage(folder):
     path = folder / "step-00000004" / "manifest.json"
     content = path.read_text()
     try:
-        for text in (content[:-8], "", "[]", "{}"):
+        whole = json.loads(content)
+        edited = [
+            {"step": "four"},
+            {"files": {}},
+            {"files": {"a": {"bytes": -1}}},
+            {"tables": {"t": ["a"]}},
+            {"more": 1},
+        ]
+        for text in (content[:-8], "", "[]", "{}", *(json.dumps(whole | change) for change in edited)):
             path.write_text(text)
             with pytest.raises(UserError, match=r"manifest.json is damaged"):
                 read_manifest(path.parent)

@@ -6,15 +6,16 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+import programs
 import psutil
 import pytest
 from configs import tiny_overrides
+from programs import environment
 
 from sparse2d.errors import UserError
 from sparse2d.testbed.__main__ import parse
@@ -32,26 +33,13 @@ def possible() -> None:
         pytest.skip(str(error))
 
 
-@contextmanager
-def started(*arguments: str, **options) -> Iterator[subprocess.Popen[str]]:
-    dropped = ("RANK", "WORLD_SIZE", "HYDRA_FULL_ERROR")
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sparse2d.testbed", *arguments],
-        env=environment | {"WANDB_MODE": "disabled"} | options.pop("env", {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def started(*arguments: str, **changes: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    env = environment(WANDB_MODE="disabled", **changes)
+    return programs.started(*arguments, module="sparse2d.testbed", stderr=subprocess.STDOUT, env=env)
 
 
-def run(*arguments: str, **options) -> tuple[int, str]:
-    with started(*arguments, **options) as process:
+def run(*arguments: str, **changes: str) -> tuple[int, str]:
+    with started(*arguments, **changes) as process:
         out, _ = process.communicate(timeout=PATIENCE_S)
         return process.returncode, out
 
@@ -157,7 +145,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
         assert code == 1
         assert said in out
         assert len(out.splitlines()) == 1
-    code, out = run("run", env={"PATH": str(tmp_path)})
+    code, out = run("run", PATH=str(tmp_path))
     assert code == 1
     assert out == "sparse2d.testbed: error: the testbed needs unshare, mount, ip, tc: install iproute2 and util-linux\n"
 

@@ -11,7 +11,10 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from sparse2d.data.atomic import sync
 from sparse2d.data.digests import sha256_of
@@ -23,7 +26,8 @@ PARTIAL = ".partial"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
-@dataclass(frozen=True)
+# Neither is frozen: OmegaConf, which checks names and types of what is read, could not fill them.
+@dataclass
 class FileEntry:
     """Size and sha256 of one file."""
 
@@ -36,7 +40,7 @@ class FileEntry:
         return cls(path.stat().st_size, sha256_of(path))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Manifest:
     """What ``manifest.json`` says.
 
@@ -107,12 +111,13 @@ def read_manifest(folder: Path) -> Manifest:
         content: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:
             raise UserError(f"{folder}: schema {content['schema']}, expected {SCHEMA}: written by another version")
-        files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}
-        manifest = Manifest(**content, files=files)
+        manifest = cast(Manifest, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Manifest), content)))
     except FileNotFoundError:
         raise UserError(f"{folder}: no {MANIFEST}: not a checkpoint, or an incomplete one") from None
-    except (ValueError, KeyError, TypeError, AttributeError, NotADirectoryError):
-        raise UserError(f"{folder / MANIFEST} is damaged") from None
+    except (ValueError, KeyError, TypeError, NotADirectoryError, OmegaConfBaseException) as error:
+        raise UserError(f"{folder / MANIFEST} is damaged: {str(error).splitlines()[0]}") from None
+    if not manifest.files:
+        raise UserError(f"{folder / MANIFEST} is damaged: it lists no files")
     for name, entry in manifest.files.items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
