@@ -14,6 +14,7 @@ from sparse2d.report.claims import TableView
 # The first pattern that fits a column's name decides how its numbers are written.
 FORMATS = {
     "*gap_pct": "+.2f",
+    "*bytes_error_pct": "+.2f",
     "*error_pct": "+.1f",
     "*_ci95": ".2f",
     "*_pct": ".1f",
