@@ -36,9 +36,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class Section:
-    """A claim with its evidence as it is on the disk."""
+    """A claim with its evidence as it is on the disk; without all of its tables there is no verdict."""
 
     claim: Claim
+    verdict: str
     found: str
     tables: list[Shown]
     figures: dict[str, Path | None]
@@ -64,9 +65,15 @@ def _section(claim: Claim, tables: Path, figures_dir: Path) -> Section:
     shown = [
         Shown(of, None if (rows := read_table(tables, of.name)) is None else view(rows, of)) for of in claim.tables
     ]
-    found = "" if any(table.rows is None for table in shown) else _found(claim, tables)
+    is_whole = all(table.rows is not None for table in shown)
     pictures = {name: figures_dir / f"{name}.png" for name in claim.figures}
-    return Section(claim, found, shown, {name: path if path.is_file() else None for name, path in pictures.items()})
+    return Section(
+        claim,
+        verdict=claim.verdict if is_whole else "not run",
+        found=_found(claim, tables) if is_whole else "",
+        tables=shown,
+        figures={name: path if path.is_file() else None for name, path in pictures.items()},
+    )
 
 
 def _found(claim: Claim, tables: Path) -> str:
