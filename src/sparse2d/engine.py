@@ -12,6 +12,8 @@ from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_r
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+from sparse2d.compression.build import build_compressors
+from sparse2d.compression.compressor import Compressor
 from sparse2d.config import Combine, EngineKind, OptimizerConfig, SyncConfig, TrainConfig
 from sparse2d.data.dataset import Dataset
 from sparse2d.emulation.engine import EmulatedAverager, emulate
@@ -37,6 +39,7 @@ class Engine:
         model: the sharded model with its loss.
         optimizer: of the dense part; tables step inside the backward pass.
         averager: of the replicas, under 2D.
+        compressors: of traffic, by the name of their option.
         plan: what each rank of a group holds, in numbers.
         placement: where the tables are.
         table_shapes: (rows, dim) of every table, by name.
@@ -46,6 +49,7 @@ class Engine:
     model: nn.Module
     optimizer: CombinedOptimizer
     averager: ReplicaAverager | GradientAverager | EmulatedAverager | None
+    compressors: dict[str, Compressor]
     plan: PlanSummary
     placement: Plan
     table_shapes: dict[str, tuple[int, int]]
@@ -58,12 +62,18 @@ class Engine:
             batch: this rank's rows.
             step: 1-based, for the averaging schedule.
         """
+        self.begin_step(step)
         self.optimizer.zero_grad(set_to_none=True)
         loss, _ = self.model(batch)
         loss.backward()
         self.optimizer.step()
         self.average(step)
         return loss.detach()
+
+    def begin_step(self, step: int) -> None:
+        """Tell what compresses which step (1-based) begins."""
+        for compressor in self.compressors.values():
+            compressor.begin_step(step)
 
     def average(self, step: int) -> None:
         """Average the replicas if ``step`` (1-based) is due; does nothing outside of 2D."""
@@ -77,6 +87,7 @@ class Engine:
         which order gradients of three or more ranks are summed, so a resumed run has to have as many backwards behind
         it as an undisturbed one, or two.
         """
+        self.begin_step(1)
         loss, _ = self.model(batch)
         loss.backward()
 
@@ -145,6 +156,7 @@ def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: 
         model=model,
         optimizer=build_optimizer(config.optimizer, model.fused_optimizer, dense),
         averager=build_averager(model, config.sync, config.optimizer) if isinstance(model, Sparse2D) else None,
+        compressors=build_compressors(model, config.compression),
         plan=summary,
         placement=plan,
         table_shapes=shapes,

@@ -19,7 +19,7 @@ from sparse2d.pipeline import TrainSteps
 from sparse2d.records import peak_rss_bytes
 from sparse2d.testbed.counters import LinkCounters
 from sparse2d.timing import StepTimer, percentiles_ms, slowest
-from sparse2d.wire import WireCounter, wire_record
+from sparse2d.wire import WireCounter, mean_and_max, wire_record
 
 PROFILED_STEPS = 5
 # Bytes are counted in so many steps, and intervals between averagings, at the start: they hardly change after that,
@@ -162,6 +162,16 @@ class Measuring:
             "counted_steps": self._counted[0],
             "sync_payload_bytes": float(np.median(payloads)) if payloads else 0,
             "sync_ms_p50": float(np.median(durations)) * 1e3 if durations else None,
+            "compression": self._compression_record(),
+        }
+
+    def _compression_record(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Numbers of what compresses, mean and maximum over the ranks."""
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, {name: of.record() for name, of in self._engine.compressors.items()})
+        return {
+            name: {key: mean_and_max([of[name][key] for of in ranks]) for key in values}
+            for name, values in ranks[0].items()
         }
 
 

@@ -23,6 +23,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _worlds = itertools.count()
 # Describes groups whose collectives are no part of a training step.
 HELPER = "helper"
+# Description of the group that compressed dense gradients are sent in.
+DENSE = "dense"
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ def process_group(device: "torch.device") -> Iterator[RankInfo]:
         yield info
     finally:
         dist.destroy_process_group()
+
+
+def dense_group() -> "torch.distributed.ProcessGroup":
+    """All ranks once more, for compressed gradients of the dense part; a collective."""
+    import torch.distributed as dist
+
+    return dist.new_group(timeout=COLLECTIVE_TIMEOUT, group_desc=DENSE)
 
 
 def helper_group() -> "torch.distributed.ProcessGroup":

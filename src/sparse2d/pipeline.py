@@ -69,6 +69,7 @@ class TrainSteps:
         if self._pipeline is None:
             loss = self._engine.train_step(self.draw(), step)
         else:
+            self._engine.begin_step(step)
             loss, *_ = self._pipeline.progress(self._batches)
             self._engine.average(step)
         return loss, self._labels.popleft()

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparse2d.mesh import HELPER
+from sparse2d.mesh import DENSE, HELPER
 
 
 class Purpose(Enum):
@@ -150,12 +150,17 @@ class WireCounter:
         if call.group.group_desc == HELPER:
             return
         tensor = next(_tensors(list(call.arguments.values())))
-        kind = Kind(self._purpose(name), name.strip("_"), str(tensor.dtype).removeprefix("torch."))
+        kind = Kind(self._purpose(call, name), name.strip("_"), str(tensor.dtype).removeprefix("torch."))
         self.calls[kind] += 1
         self.sent_bytes[kind] += sent(call) * tensor.element_size()
 
-    def _purpose(self, name: str) -> Purpose:
-        """Groups cannot tell: lookups of full MP and averaging with N = 1 go around all ranks, like dense gradients."""
+    def _purpose(self, call: Call, name: str) -> Purpose:
+        """Groups cannot tell: lookups of full MP and averaging with N = 1 go around all ranks, like dense gradients.
+
+        Compressed ones alone have a group of their own.
+        """
+        if call.group.group_desc == DENSE:
+            return Purpose.dense
         if self._averages:
             return Purpose.averaging
         # Outside of averaging, only the dense part is all-reduced.
@@ -196,7 +201,7 @@ def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, 
     sent, calls = zip(*ranks, strict=True)
 
     def total(purpose: Purpose, per: int) -> dict[str, float]:
-        return _mean_and_max([sum(n for kind, n in of.items() if kind.purpose is purpose) / max(per, 1) for of in sent])
+        return mean_and_max([sum(n for kind, n in of.items() if kind.purpose is purpose) / max(per, 1) for of in sent])
 
     kinds = sorted({kind for of in sent for kind in of}, key=lambda kind: (kind.purpose.name, *kind[1:]))
     return {
@@ -208,13 +213,14 @@ def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, 
                 "purpose": kind.purpose.name,
                 "collective": kind.collective,
                 "dtype": kind.dtype,
-                "calls_per_step": _mean_and_max([of[kind] / max(steps, 1) for of in calls]),
-                "sent_bytes_per_step": _mean_and_max([of[kind] / max(steps, 1) for of in sent]),
+                "calls_per_step": mean_and_max([of[kind] / max(steps, 1) for of in calls]),
+                "sent_bytes_per_step": mean_and_max([of[kind] / max(steps, 1) for of in sent]),
             }
             for kind in kinds
         ],
     }
 
 
-def _mean_and_max(values: list[float]) -> dict[str, float]:
+def mean_and_max(values: list[float]) -> dict[str, float]:
+    """Of one number of each rank."""
     return {"mean": sum(values) / len(values), "max": max(values)}

@@ -9,12 +9,15 @@ from configs import tiny_train
 
 from sparse2d.config import (
     Combine,
+    DenseCompressionConfig,
+    DenseMethod,
     DenseOptimizer,
     ParallelismKind,
     ShardingKind,
     SyncMoments,
     TableOptimizer,
     TrainConfig,
+    ValueDtype,
 )
 from sparse2d.errors import UserError
 from sparse2d.launch import run_ranks
@@ -66,7 +69,11 @@ def test_4_steps_resumed_and_6_more_equal_10_straight(optimizer, tmp_path, tiny_
         "2d, saved at an averaging, moments on their way": two_d(tmp_path, 4, moments=SyncMoments.delayed),
         "2d, saved between averagings": two_d(tmp_path, 3),
         "2d, gradients averaged": two_d(tmp_path),
+        "dense gradients compressed": tiny_train(tmp_path, num_ranks=4),
     }
+    layouts["dense gradients compressed"].compression.dense = DenseCompressionConfig(
+        method=DenseMethod.dct, density=0.05, lifetime=3, value_dtype=ValueDtype.bf16
+    )
     layouts["2d, gradients averaged"].sync.combine = Combine.gradient
     for name, config in layouts.items():
         config.optimizer.name = optimizer

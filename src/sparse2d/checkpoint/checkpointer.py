@@ -37,6 +37,7 @@ from sparse2d.engine import Engine
 from sparse2d.environment import found_versions
 from sparse2d.errors import UserError
 from sparse2d.mesh import Mesh, RankInfo, helper_group
+from sparse2d.records import plain
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +201,26 @@ class Checkpointer:
         return (
             flatten(rng_state(self._engine.device), "rng")
             | flatten(None if averager is None else averager.state_dict(), "averager")
+            | flatten(self._compressors_state(), "compressors")
             | flatten(window, "window")
         )
+
+    def _compressors_state(self) -> dict[str, Any]:
+        """State of what compresses, by name, with the options that it belongs to."""
+        options = plain(self._config.compression)
+        return {
+            name: {"options": options[name], "state": compressor.state_dict()}
+            for name, compressor in self._engine.compressors.items()
+        }
+
+    def _load_compressors(self, saved: Mapping[str, Any]) -> None:
+        """Set the state of what compresses, as far as it is there and was made with the same options."""
+        options = plain(self._config.compression)
+        for name, compressor in self._engine.compressors.items():
+            if name in saved and saved[name]["options"] == options[name]:
+                compressor.load_state_dict(saved[name]["state"])
+            else:
+                log.info("nothing held back by compression.%s is loaded: it was another one, or none", name)
 
     def _manifest(self, step: int, different: frozenset[str], loss_last: float | None) -> Manifest:
         config = self._config
@@ -293,6 +312,7 @@ class Checkpointer:
         layout = self._layout if self.is_on else self._layout_digest()
         same_layout = manifest.layout == layout
         if same_layout:
+            fresh = self._compressors_state()
             for _ in range(min(manifest.step, 2)):
                 rehearse()
         own_copy = same_layout or (manifest.sync["weights_equal"] and manifest.num_groups == self._mesh.num_groups)
@@ -312,6 +332,10 @@ class Checkpointer:
             set_rng_state(unflatten(local, "rng"), self._engine.device)
             if self._engine.averager is not None:
                 self._engine.averager.load_state_dict(unflatten(local, "averager"))
+            # What a rehearsal held back is no part of the run.
+            self._load_compressors(fresh)
+            if "compressors/structure" in local:
+                self._load_compressors(unflatten(local, "compressors"))
         else:
             log.info("%s is of another layout: what belongs to single ranks is left out%s", path, _blended(manifest))
         self._saved_step = manifest.step if path.parent == self._folder else -1

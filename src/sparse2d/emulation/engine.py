@@ -140,6 +140,7 @@ def emulate(config: TrainConfig, dataset: Dataset, device: torch.device) -> dict
         "model": module,
         "optimizer": build_optimizer(config.optimizer, EmptyFusedOptimizer(), dict(module.named_parameters())),
         "averager": EmulatedAverager(tables, config.sync.interval),
+        "compressors": {},
         "plan": summary,
         "placement": plan,
         "table_shapes": shapes,
