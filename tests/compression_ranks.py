@@ -126,12 +126,12 @@ def _record(compressor: DctDp, done: HookSteps) -> None:
 
     def spy_mean(entries, everything: Tensor, chooses: bool):
         accumulated = everything.clone()
-        result, collective = mean(compressor.exchange, entries, everything, chooses)
+        result = mean(compressor.exchange, entries, everything, chooses)
         sent = torch.zeros_like(accumulated)
         sent[entries.indices] = entries.decoded()
-        done.sent.append(accumulated if collective.name == "dense" else sent)
+        done.sent.append(accumulated if result.collective.name == "dense" else sent)
         done.gradients.append(_flat([gradient[name] for name in compressor._names.values()]))
-        return result, collective
+        return result
 
     feedback.add, compressor.exchange.mean = spy_add, spy_mean
 

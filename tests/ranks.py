@@ -20,6 +20,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from sparse2d.config import (
+    AveragingCompressionConfig,
     Combine,
     OptimizerConfig,
     ParallelismConfig,
@@ -186,6 +187,7 @@ class TableRun:
     ids: np.ndarray
     factors: np.ndarray
     restart_at: int | None = None
+    compression: AveragingCompressionConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ class Stepped:
         unequal_weights: rows (table, row) that are not bit-equal on all replicas in the end.
         unequal_moments: the same of their moments.
         payload_bytes: what rank 0 handed to collectives at each averaging.
+        settled: final tables, with the mean over the replicas of what compression holds back.
     """
 
     before: dict[str, Tensor]
@@ -207,6 +210,7 @@ class Stepped:
     unequal_weights: set[tuple[str, int]]
     unequal_moments: set[tuple[str, int]]
     payload_bytes: list[int]
+    settled: dict[str, Tensor]
 
     @property
     def replicas_equal(self) -> bool:
@@ -239,7 +243,8 @@ def _step_tables(run: TableRun, rank) -> Stepped:
     model = shard_model(module, run.parallelism, mesh, plan, sharder, CPU)
     initialise_tables(model, run.shapes, seed=0)
     before = gather_tables(model, run.shapes)
-    averager = build_averager(model, run.sync, run.optimizer) if isinstance(model, Sparse2D) else None
+    options = run.sync, run.optimizer, run.compression
+    averager = build_averager(model, *options) if isinstance(model, Sparse2D) else None
     for step in range(len(run.ids)):
         ids = torch.from_numpy(run.ids[step, rank.rank].reshape(-1))
         per_bag = len(ids) // (len(run.shapes) * batch)
@@ -253,17 +258,31 @@ def _step_tables(run: TableRun, rank) -> Stepped:
             averager.after_step(step + 1)
             if step + 1 == run.restart_at:
                 state = averager.state_dict()
-                averager = build_averager(model, run.sync, run.optimizer)
+                averager = build_averager(model, *options)
                 averager.load_state_dict(pickle.loads(pickle.dumps(state)))
     unequal_weights, unequal_moments = _unequal_rows(model, rank)
+    tables, moments = gather_tables(model, run.shapes), gather_moments(model, run.shapes)
+    if run.compression is not None:
+        _settle(model, averager)
     return Stepped(
         before,
-        gather_tables(model, run.shapes),
-        gather_moments(model, run.shapes),
+        tables,
+        moments,
         unequal_weights,
         unequal_moments,
         averager.payloads_bytes if averager is not None else [],
+        gather_tables(model, run.shapes),
     )
+
+
+@torch.no_grad()
+def _settle(model: Sparse2D, averager) -> None:
+    """Add to every row the mean over the replicas of what is held back of it."""
+    compressed = averager._compressed
+    for tensor, residual in zip(compressed._tensors, compressed._residuals, strict=True):
+        mean = residual.clone()
+        torch.distributed.all_reduce(mean, group=model.replica_pg)
+        tensor += mean / torch.distributed.get_world_size(model.replica_pg)
 
 
 def every_row(shapes: dict[str, tuple[int, int]]) -> KeyedJaggedTensor:

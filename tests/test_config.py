@@ -114,6 +114,10 @@ def test_one_moment_scale_has_one_fingerprint(train_config):
             r"averaging\.method=dct needs sync\.combine=mean, not delta_sum",
         ),
         (
+            ["compression=averaging_dct", "parallelism=sparse_2d", "optimizer=adam"],
+            r"averaging\.method=dct needs sync\.moments=never with optimizer=adam",
+        ),
+        (
             ["compression=averaging_dct", "parallelism=sparse_2d", "sync.moments=delayed"],
             r"averaging\.method=dct needs sync\.moments=with_weights or never, not delayed",
         ),

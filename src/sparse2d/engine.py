@@ -14,7 +14,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from sparse2d.compression.build import build_compressors
 from sparse2d.compression.compressor import Compressor
-from sparse2d.config import Combine, EngineKind, OptimizerConfig, SyncConfig, TrainConfig
+from sparse2d.config import AveragingCompressionConfig, Combine, EngineKind, OptimizerConfig, SyncConfig, TrainConfig
 from sparse2d.data.dataset import Dataset
 from sparse2d.emulation.engine import EmulatedAverager, emulate
 from sparse2d.mesh import Mesh, RankInfo
@@ -119,9 +119,16 @@ def _step_counters(kernel: nn.Module) -> list[Tensor]:
     return [getattr(kernel, name) for name in names if isinstance(getattr(kernel, name, None), Tensor)]
 
 
-def build_averager(model: Sparse2D, sync: SyncConfig, optimizer: OptimizerConfig) -> ReplicaAverager | GradientAverager:
+def build_averager(
+    model: Sparse2D,
+    sync: SyncConfig,
+    optimizer: OptimizerConfig,
+    compression: AveragingCompressionConfig | None = None,
+) -> ReplicaAverager | GradientAverager:
     """What ``sync.combine`` asks for."""
-    return GradientAverager(model, optimizer) if sync.combine is Combine.gradient else ReplicaAverager(model, sync)
+    if sync.combine is Combine.gradient:
+        return GradientAverager(model, optimizer)
+    return ReplicaAverager(model, sync, compression)
 
 
 def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: torch.device) -> Engine:
@@ -155,7 +162,9 @@ def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: 
     return Engine(
         model=model,
         optimizer=build_optimizer(config.optimizer, model.fused_optimizer, dense),
-        averager=build_averager(model, config.sync, config.optimizer) if isinstance(model, Sparse2D) else None,
+        averager=build_averager(model, config.sync, config.optimizer, config.compression.averaging)
+        if isinstance(model, Sparse2D)
+        else None,
         compressors=build_compressors(model, config.compression),
         plan=summary,
         placement=plan,

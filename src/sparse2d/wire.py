@@ -7,6 +7,7 @@ counters of a network interface. Left out are the headers of TCP and IP, and the
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -119,6 +120,8 @@ class WireCounter:
     def __init__(self) -> None:
         self.sent_bytes: Counter[Kind] = Counter()
         self.calls: Counter[Kind] = Counter()
+        # Bytes of the dense part in each block of ``counting``, a step: with compression no two need be alike.
+        self.dense_bytes: list[float] = []
         self._counts = False
         self._averages = False
 
@@ -182,10 +185,15 @@ class WireCounter:
     def counting(self) -> Iterator[None]:
         """Count during the block."""
         self._counts = True
+        before = self._dense_total()
         try:
             yield
         finally:
             self._counts = False
+            self.dense_bytes.append(self._dense_total() - before)
+
+    def _dense_total(self) -> float:
+        return sum(sent for kind, sent in self.sent_bytes.items() if kind.purpose is Purpose.dense)
 
 
 def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, Any]:
@@ -197,8 +205,9 @@ def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, 
         averagings: among them, the same on all ranks.
     """
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, (counter.sent_bytes, counter.calls))
-    sent, calls = zip(*ranks, strict=True)
+    middle = statistics.median(counter.dense_bytes) if counter.dense_bytes else 0.0
+    dist.all_gather_object(ranks, (counter.sent_bytes, counter.calls, middle))
+    sent, calls, middles = zip(*ranks, strict=True)
 
     def total(purpose: Purpose, per: int) -> dict[str, float]:
         return mean_and_max([sum(n for kind, n in of.items() if kind.purpose is purpose) / max(per, 1) for of in sent])
@@ -208,6 +217,8 @@ def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, 
         "lookup_bytes_per_step": total(Purpose.lookup, steps),
         "sync_bytes_per_sync": total(Purpose.averaging, averagings),
         "dense_bytes_per_step": total(Purpose.dense, steps),
+        # Of a step in the middle: the mean has a warm-up's steps in it, too.
+        "dense_bytes_p50": mean_and_max(list(middles)),
         "collectives": [
             {
                 "purpose": kind.purpose.name,

@@ -51,7 +51,13 @@ def test_of_anything_what_passes_is_larger_and_there_is_enough_of_it(values, den
 def test_all_equal_values_pass_together_and_none_of_nothing():
     assert passes(torch.full((7,), -3.0), threshold(torch.full((7,), -3.0), 0.1)).all()
     assert threshold(torch.empty(0), 0.1) == math.inf
-    assert threshold(torch.tensor([math.nan]), 1.0) == math.inf
+    assert threshold(torch.tensor([math.nan]), 0.5) == math.inf
+
+
+def test_at_density_1_smaller_values_of_later_steps_pass_too():
+    kept = KeptThreshold(ThresholdConfig(density=1.0))
+    kept.at(1, torch.tensor([5.0, 6.0]))
+    assert passes(torch.tensor([2.0**-149, 0.0]), kept.at(2, torch.tensor([0.0]))).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,8 @@ def test_warmup_lowers_the_density_in_equal_ratios_and_finds_a_threshold_for_eac
     config = ThresholdConfig(density=0.0001, lifetime=1000, warmup_steps=8)
     densities = [density_at(step, config) for step in range(1, 11)]
     assert densities == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001])
-    assert found_at(config, range(1, 11)) == [1, 1, 3, 3, 5, 5, 7, 7, 9, 9]
+    # At density 1 no threshold is of any step.
+    assert found_at(config, range(1, 11)) == [0, 0, 3, 3, 5, 5, 7, 7, 9, 9]
     assert density_at(1, ThresholdConfig(density=0.5, warmup_steps=0)) == 0.5
 
 

@@ -9,6 +9,8 @@ from one_process import expected
 from ranks import Stepped, TableRun, step_tables
 
 from sparse2d.config import (
+    AveragingCompressionConfig,
+    AveragingMethod,
     Combine,
     OptimizerConfig,
     ParallelismConfig,
@@ -18,6 +20,7 @@ from sparse2d.config import (
     SyncMoments,
     SyncRows,
     TableOptimizer,
+    ValueDtype,
     WireDtype,
 )
 from sparse2d.launch import run_ranks
@@ -209,3 +212,35 @@ def test_changes_of_delta_sum_travel_as_bf16():
     for table in SHAPES:
         change = (exact.tables[table] - exact.before[table]).abs().max()
         assert 0 < (exact.tables[table] - rounded.tables[table]).abs().max() < 0.05 * change
+
+
+SGD = OptimizerConfig(TableOptimizer.sgd, lr=0.5)
+COMPRESSED = {
+    "density 1": AveragingCompressionConfig(method=AveragingMethod.dct, density=1.0),
+    "a tenth": AveragingCompressionConfig(method=AveragingMethod.dct, density=0.1, lifetime=2),
+    "topk": AveragingCompressionConfig(method=AveragingMethod.topk, density=0.1, warmup_steps=2),
+    "fp16": AveragingCompressionConfig(method=AveragingMethod.dct, density=0.2, value_dtype=ValueDtype.fp16),
+}
+
+
+@pytest.mark.parametrize(("num_groups", "sharding"), [(2, ShardingKind.row_wise), (4, ShardingKind.table_wise)])
+def test_compressed_changes_are_sent_or_held_back(num_groups, sharding):
+    """Of SGD's steps, which do not depend on the weights here: none is lost, and replicas stay bit-equal."""
+    sync = SyncConfig(interval=2, rows=SyncRows.touched)
+    plain = make_run(sync, optimizer=SGD, sharding=sharding, num_groups=num_groups, steps=12)
+    adagrad = make_run(sync, num_groups=num_groups, sharding=sharding, steps=12)
+    runs = {name: replace(plain, compression=compression) for name, compression in COMPRESSED.items()}
+    runs["restarted"] = replace(runs["a tenth"], restart_at=5)
+    runs["adagrad"] = adagrad
+    runs["adagrad, density 1"] = replace(adagrad, compression=COMPRESSED["density 1"])
+    exact, *results = step([plain, *runs.values()])
+    compressed = dict(zip(runs, results, strict=True))
+    assert_close(compressed["density 1"], exact)
+    assert_close(compressed["adagrad, density 1"], compressed["adagrad"])
+    assert bit_equal(compressed["restarted"], compressed["a tenth"])
+    for name in ("a tenth", "topk", "fp16"):
+        assert compressed[name].replicas_equal
+        assert not bit_equal(compressed[name], exact)
+        assert sum(compressed[name].payload_bytes) < sum(compressed["density 1"].payload_bytes) / 2
+        for table in SHAPES:
+            torch.testing.assert_close(compressed[name].settled[table], exact.tables[table], atol=1e-5, rtol=1e-5)

@@ -116,12 +116,16 @@ class DctDp:
 
     @torch.no_grad()
     def _exchange(self, buckets: list[Bucket], entries: Entries, chooses: bool) -> None:
-        mean, collective = self.exchange.mean(entries, self.feedback.flat, chooses)
+        collective, parts, mean = self.exchange.mean(entries, self.feedback.flat, chooses)
         start = time.perf_counter()
-        if collective is Collective.dense:
+        if mean is not None:
             self.feedback.take_all()
         else:
             self.feedback.take(entries)
+            mean = torch.zeros_like(self.feedback.flat)
+            for indices, values in parts:
+                # One rank's indices differ, so that nothing depends on an order that a GPU may choose.
+                mean[indices] += values
         self.collectives[collective] += 1
         self.num_sent.append(self.feedback.flat.numel() if collective is Collective.dense else len(entries.indices))
         means = dict(zip(self._names.values(), mean.split(self._sizes), strict=True))

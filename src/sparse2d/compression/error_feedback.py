@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse2d.compression.threshold import KeptThreshold, density_at, num_kept
+from sparse2d.compression.threshold import KeptThreshold, density_at, leave_ties, nonzero, num_kept
 from sparse2d.config import Scope, ThresholdConfig, ValueDtype
 
 DTYPES = {ValueDtype.fp32: torch.float32, ValueDtype.bf16: torch.bfloat16, ValueDtype.fp16: torch.float16}
@@ -121,11 +121,9 @@ class ErrorFeedback:
         passing = dict(zip(self._parts, self._passing.split([p.numel() for p in self._parts.values()]), strict=True))
         passing["model"] = self._passing
         for name in names:
-            values, marks = self._scopes[name], passing[name]
-            extra = int(marks.sum()) - num_kept(values.numel(), density_at(step, self._config))
-            if extra > 0:
-                ties = nonzero(values.abs() == self._thresholds[name].at(step, values))
-                marks[ties[-extra:]] = False
+            values = self._scopes[name]
+            kept = num_kept(values.numel(), density_at(step, self._config))
+            leave_ties(passing[name], values, self._thresholds[name].at(step, values), kept)
 
     @torch.no_grad()
     def entries(self, indices: Tensor) -> Entries:
@@ -157,10 +155,3 @@ class ErrorFeedback:
         for name, threshold in self._thresholds.items():
             threshold.load_state_dict(state["thresholds"][name])
         self._taus = None
-
-
-def nonzero(marks: Tensor) -> Tensor:
-    """Indices int64 [k] of what is true in bool [n]; on the CPU by NumPy, which is several times faster (measured)."""
-    if marks.device.type == "cpu":
-        return torch.from_numpy(marks.numpy().nonzero()[0])
-    return marks.nonzero().squeeze(1)

@@ -9,6 +9,7 @@ With R ranks, k entries of the rank that has most, n elements, indices of i and 
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,20 @@ from sparse2d.compression.error_feedback import Entries
 from sparse2d.config import ValueDtype
 
 FLOAT = 4
+
+
+class Sum(NamedTuple):
+    """A mean over the ranks, as parts that are to be added up in their order.
+
+    Attributes:
+        collective: how it was found.
+        parts: indices [k] and values fp32 [k] each; empty if it is dense.
+        everything: fp32 [n], if it is dense.
+    """
+
+    collective: "Collective"
+    parts: list[tuple[Tensor, Tensor]]
+    everything: Tensor | None = None
 
 
 class Collective(Enum):
@@ -46,6 +61,8 @@ class SparseMean:
         self._device = device
         # 16 bits are enough for small models, in which they are half of what is sent.
         self._index_dtype = torch.int16 if numel <= 2**16 else torch.int32 if numel < 2**31 else torch.int64
+        # Handed to collectives so far.
+        self.payload_bytes = 0
         # The better one of the sparse collectives when that was last asked.
         self.sparse = Collective.gather
 
@@ -65,41 +82,54 @@ class SparseMean:
             others * most * index if collective is Collective.union else 0
         )
 
-    def mean(self, entries: Entries, everything: Tensor, chooses: bool) -> tuple[Tensor, Collective]:
-        """The mean and how it was found; bit-equal on all ranks, the collective too. A collective.
+    def mean(self, entries: Entries, everything: Tensor | None, chooses: bool) -> Sum:
+        """The mean; bit-equal on all ranks. A collective.
 
         Args:
             entries: of this rank.
-            everything: what ``dense`` sends in place of them, fp32 [n]; left as it is.
+            everything: what ``dense`` sends in place of them, fp32 [n], left as it is; None rules that out.
             chooses: whether to choose between ``gather`` and ``union`` anew, which may cost a round; as on all ranks.
         """
-        header = torch.tensor([entries.indices.numel(), float(entries.scale)], dtype=torch.float64, device=self._device)
-        headers = header.new_empty(self._size, 2)
-        dist.all_gather_into_tensor(headers.view(-1), header, group=self._group)
+        header = torch.tensor([len(entries.indices), float(entries.scale)], dtype=torch.float64, device=self._device)
+        headers = self._all(header)
         counts = headers[:, 0].long().tolist()
+        if max(counts) == 0:
+            return Sum(self.sparse, [])
         # The union has at least as many entries as any rank.
         sent = {kind: self.sent_bytes(kind, max(counts), max(counts)) for kind in Collective}
-        if min(sent, key=lambda kind: sent[kind]) is Collective.dense:
-            total = everything.clone()
-            dist.all_reduce(total, group=self._group)
-            return total.div_(self._size), Collective.dense
-        scales = headers[:, 1].float()
+        if everything is not None and min(sent, key=lambda kind: sent[kind]) is Collective.dense:
+            return Sum(Collective.dense, [], self._mean_of(everything.clone()))
+        factors = (headers[:, 1] / self._size).float()
         can_be_union = sent[Collective.union] < sent[Collective.gather]
         if self.sparse is Collective.gather and not (chooses and can_be_union):
-            parts = self._gather([entries.values, self._packed(entries.indices)], counts)
-            return self._sum([(self._unpacked(i), v, s) for (v, i), s in zip(parts, scales, strict=True)]), self.sparse
+            gathered = self._gather([entries.values, self._packed(entries.indices)], counts)
+            parts = [(self._unpacked(i), v.float() * factor) for (v, i), factor in zip(gathered, factors, strict=True)]
+            return Sum(Collective.gather, parts)
         indices = [self._unpacked(i) for (i,) in self._gather([self._packed(entries.indices)], counts)]
         union = torch.cat(indices).unique()
         if chooses:
             sparse = (Collective.gather, Collective.union)
             self.sparse = min(sparse, key=lambda kind: self.sent_bytes(kind, max(counts), len(union)))
         if self.sparse is Collective.gather:
-            values = [v for (v,) in self._gather([entries.values], counts)]
-            return self._sum(list(zip(indices, values, scales, strict=True))), self.sparse
-        total = torch.zeros(len(union), device=self._device)
-        total[torch.searchsorted(union, entries.indices)] = entries.decoded()
-        dist.all_reduce(total, group=self._group)
-        return torch.zeros_like(everything).index_copy_(0, union, total.div_(self._size)), self.sparse
+            values = self._gather([entries.values], counts)
+            parts = [(i, v.float() * factor) for i, (v,), factor in zip(indices, values, factors, strict=True)]
+            return Sum(Collective.gather, parts)
+        own = torch.zeros(len(union), device=self._device)
+        own[torch.searchsorted(union, entries.indices)] = entries.decoded()
+        return Sum(Collective.union, [(union, self._mean_of(own))])
+
+    def _mean_of(self, values: Tensor) -> Tensor:
+        """Of the same tensor on all ranks, in place."""
+        self.payload_bytes += values.nbytes
+        dist.all_reduce(values, group=self._group)
+        return values.div_(self._size)
+
+    def _all(self, own: Tensor) -> Tensor:
+        """The tensors [n] of all ranks, [R, n]."""
+        self.payload_bytes += own.nbytes
+        gathered = own.new_empty(self._size, len(own))
+        dist.all_gather_into_tensor(gathered.view(-1), own, group=self._group)
+        return gathered
 
     def _packed(self, indices: Tensor) -> Tensor:
         # 16 bits hold half of the indices as negative numbers.
@@ -115,8 +145,7 @@ class SparseMean:
         send = torch.zeros(bounds[-1], dtype=torch.uint8, device=self._device)
         for tensor, start in zip(own, bounds, strict=False):
             send[start : start + tensor.nbytes] = tensor.view(torch.uint8)
-        received = send.new_empty(self._size, len(send))
-        dist.all_gather_into_tensor(received.view(-1), send, group=self._group)
+        received = self._all(send)
 
         def part(rank: int, tensor: Tensor, start: int) -> Tensor:
             # A copy, since a wider type must not begin at any byte.
@@ -127,11 +156,3 @@ class SparseMean:
             [part(rank, tensor, start) for tensor, start in zip(own, bounds, strict=False)]
             for rank in range(self._size)
         ]
-
-    def _sum(self, parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-        """The mean of every rank's indices, values and scale, summed in the order of ranks."""
-        total = torch.zeros(self._numel, device=self._device)
-        for indices, values, scale in parts:
-            # A rank's indices differ, so that this is no sum over an order that a GPU may choose.
-            total[indices] += values.float() * scale
-        return total.div_(self._size)

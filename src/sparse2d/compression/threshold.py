@@ -6,6 +6,7 @@ What is not finite passes every threshold, so that it is seen at once instead of
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sparse2d.config import ThresholdConfig
@@ -25,20 +26,23 @@ def density_at(step: int, config: ThresholdConfig) -> float:
     """The density of a 1-based step: in warm-up it falls from 1 in equal ratios, as in arXiv 1712.01887."""
     if step > config.warmup_steps:
         return config.density
-    stage = (step - 1) * WARMUP_STAGES // config.warmup_steps
+    stage = max(step - 1, 0) * WARMUP_STAGES // config.warmup_steps
     return float(config.density ** (stage / WARMUP_STAGES))
 
 
 def threshold(values: Tensor, density: float) -> Tensor:
     """The magnitude that ``num_kept`` of the values reach: tau, fp32 [].
 
-    With ties more of them may reach it. It is above zero, and infinite if no value is finite.
+    With ties more of them may reach it. It is above zero, and infinite if no value is finite. At density 1 all that is
+    not zero reaches it, in later steps, too.
 
     Args:
         values: any shape; what is not finite is left out.
         density: in (0, 1].
     """
     magnitudes = values.detach().float().abs().flatten()
+    if density == 1:
+        return magnitudes.new_tensor(SMALLEST)
     finite = magnitudes[magnitudes.isfinite()]
     if finite.numel() == 0:
         return magnitudes.new_tensor(math.inf)
@@ -51,6 +55,27 @@ def passes(values: Tensor, tau: Tensor) -> Tensor:
     """Which values reach a threshold, bool of their shape; what is not finite always does."""
     # Not `>=`, which is false of NaN.
     return ~(values.abs() < tau)
+
+
+def leave_ties(marks: Tensor, values: Tensor, tau: Tensor, kept: int) -> None:
+    """Of values that just reach a threshold unmark the last ones, in place, until no more than ``kept`` are marked.
+
+    Args:
+        marks: bool [n], what ``passes`` says.
+        values: [n].
+        tau: that was found from them.
+        kept: the wanted number.
+    """
+    extra = int(marks.sum()) - kept
+    if extra > 0:
+        marks[nonzero(values.abs() == tau)[-extra:]] = False
+
+
+def nonzero(marks: Tensor) -> Tensor:
+    """Indices int64 [k] of what is true in bool [n]; on the CPU by NumPy, which is several times faster (measured)."""
+    if marks.device.type == "cpu":
+        return torch.from_numpy(marks.numpy().nonzero()[0])
+    return marks.nonzero().squeeze(1)
 
 
 class KeptThreshold:

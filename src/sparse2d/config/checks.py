@@ -179,6 +179,11 @@ def _check_what_is_compressed(config: TrainConfig) -> None:
             f"compression.averaging.method={averaging.name} needs parallelism=sparse_2d; "
             f"{config.parallelism.kind.name} averages nothing"
         )
+    if config.optimizer.name is TableOptimizer.adam and config.sync.moments is SyncMoments.with_weights:
+        raise UserError(
+            f"compression.averaging.method={averaging.name} needs sync.moments=never with optimizer=adam: of a second "
+            "moment that falls, what is held back could make it negative"
+        )
     wanted: dict[str, tuple[Enum, ...]] = {
         "rows": (SyncRows.touched, SyncRows.auto),
         "combine": (Combine.mean,),

@@ -3,16 +3,25 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse2d.config import Combine, SyncConfig, SyncMoments, SyncRows, WireDtype
+from sparse2d.config import (
+    AveragingCompressionConfig,
+    AveragingMethod,
+    Combine,
+    SyncConfig,
+    SyncMoments,
+    SyncRows,
+    WireDtype,
+)
 from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.sync.collectives import Exchange, flatten
 from sparse2d.sync.combine import scale_gradients, share
+from sparse2d.sync.compressed import CompressedRows
 from sparse2d.sync.rows import RowsByShard, RowValues, ShardRows, State
 from sparse2d.sync.touched import Touched, TouchedRows, distinct
 
@@ -48,9 +57,12 @@ class ReplicaAverager:
     Args:
         model: the 2D model whose shards are averaged.
         config: K, which rows, what becomes of the moments, and what is sent.
+        compression: what of it is held back, if any.
     """
 
-    def __init__(self, model: Sparse2D, config: SyncConfig) -> None:
+    def __init__(
+        self, model: Sparse2D, config: SyncConfig, compression: AveragingCompressionConfig | None = None
+    ) -> None:
         self._model = model
         self._config = config
         self._rows = ShardRows(model)
@@ -63,14 +75,20 @@ class ReplicaAverager:
         # Shards of which all rows are averaged; None until `auto` has seen what is touched.
         self._averages_all: list[bool] | None = None
         self._touched: TouchedRows | None = None
+        self._compressed: CompressedRows | None = None
         if config.rows is SyncRows.all:
             self._averages_all = [True] * len(self._rows.shards)
         else:
-            needs_changes = config.wire_dtype is WireDtype.bf16 or config.combine is not Combine.mean
+            compresses = compression is not None and compression.method is not AveragingMethod.none
+            needs_changes = compresses or config.wire_dtype is WireDtype.bf16 or config.combine is not Combine.mean
             self._touched = TouchedRows(self._rows, keep=self._state if needs_changes else ())
             # Changes are known of touched rows only.
-            if config.rows is SyncRows.touched or config.combine is not Combine.mean:
+            if config.rows is SyncRows.touched or config.combine is not Combine.mean or compresses:
                 self._averages_all = [False] * len(self._rows.shards)
+            if compression is not None and compresses:
+                if compression.method is AveragingMethod.topk:
+                    compression = replace(compression, lifetime=1)
+                self._compressed = CompressedRows(self._rows, self._state, compression, model.replica_pg)
         if self._rows.device.type == "cpu":
             model.set_all_reduce_hook(self._mean_over_gloo)
         self.durations_s: list[float] = []
@@ -87,13 +105,22 @@ class ReplicaAverager:
         """Average if ``step`` (1-based) is a multiple of K."""
         if step % self._config.interval == 0:
             start = time.perf_counter()
-            self.average()
+            self.average(step // self._config.interval)
             self.durations_s.append(time.perf_counter() - start)
 
     @torch.no_grad()
-    def average(self) -> None:
-        """Merge weights, and moments if configured, over the replicas; a collective over them."""
+    def average(self, number: int = 1) -> None:
+        """Merge weights, and moments if configured, over the replicas; a collective over them.
+
+        Args:
+            number: of this averaging, 1-based, which compression counts by.
+        """
         if not self._rows.shards:
+            return
+        if self._compressed is not None and self._touched is not None:
+            before = self._compressed.payload_bytes
+            self._compressed.average(number, self._touched.take())
+            self._exchange.payloads_bytes.append(self._compressed.payload_bytes - before)
             return
         self._exchange.begin()
         self._apply_delayed()
@@ -230,6 +257,7 @@ class ReplicaAverager:
         return {
             "averages_all": self._averages_all,
             "touched": None if self._touched is None else self._touched.state_dict(),
+            "compressed": None if self._compressed is None else self._compressed.state_dict(),
             "delayed": None
             if delayed is None
             else {"rows": delayed.rows, "snapshot": delayed.snapshot, "mean": delayed.mean},
@@ -240,4 +268,6 @@ class ReplicaAverager:
         self._averages_all = state["averages_all"]
         if self._touched is not None:
             self._touched.load_state_dict(state["touched"])
+        if self._compressed is not None and state.get("compressed") is not None:
+            self._compressed.load_state_dict(state["compressed"])
         self._delayed = None if state["delayed"] is None else DelayedMoments(**state["delayed"])
