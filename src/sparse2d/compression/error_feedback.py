@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse2d.compression.threshold import KeptThreshold, density_at, leave_ties, nonzero, num_kept
+from sparse2d.compression.threshold import KeptThreshold, density_at, num_kept, reaching, without_ties
 from sparse2d.config import Scope, ThresholdConfig, ValueDtype
 
 DTYPES = {ValueDtype.fp32: torch.float32, ValueDtype.bf16: torch.bfloat16, ValueDtype.fp16: torch.float16}
@@ -75,10 +75,9 @@ class ErrorFeedback:
         # Before ``take`` gradient + residual, after it the residual.
         self.flat = torch.zeros(sum(sizes.values()), device=device)
         self._parts = dict(zip(sizes, self.flat.split(list(sizes.values())), strict=True))
-        self._magnitudes = torch.empty_like(self.flat)
-        self._passing = torch.empty_like(self.flat, dtype=torch.bool)
         self._scopes = self._parts if scope is Scope.parameter else {"model": self.flat}
         self._thresholds = {name: KeptThreshold(config) for name in self._scopes}
+        # Of each element; None until they are found.
         self._taus: Tensor | None = None
 
     @torch.no_grad()
@@ -102,28 +101,26 @@ class ErrorFeedback:
 
         In a step that finds a threshold no more than the wanted share: of equal entries the first ones.
         """
-        is_due = [name for name, threshold in self._thresholds.items() if threshold.is_due(step)]
-        if is_due or self._taus is None:
-            taus = [threshold.at(step, self._scopes[name]) for name, threshold in self._thresholds.items()]
-            sizes = torch.tensor([part.numel() for part in self._scopes.values()], device=self.flat.device)
-            stacked = torch.stack(taus)
-            self._taus = stacked if len(taus) == 1 else stacked.repeat_interleave(sizes)
-        torch.abs(self.flat, out=self._magnitudes)
-        torch.lt(self._magnitudes, self._taus, out=self._passing)
-        torch.logical_not(self._passing, out=self._passing)
-        if is_due:
-            self._leave_ties(step, is_due)
-        indices = nonzero(self._passing)
-        return self._magnitudes.argmax().view(1) if indices.numel() == 0 and self.flat.numel() else indices
+        is_due = [threshold.is_due(step) for threshold in self._thresholds.values()]
+        if self._taus is None or any(is_due):
+            taus = [kept.at(step, self._scopes[name]) for name, kept in self._thresholds.items()]
+            self._taus = torch.cat([t.expand(len(v)) for t, v in zip(taus, self._scopes.values(), strict=True)])
+        indices = reaching(self.flat, self._taus)
+        if any(is_due):
+            indices = self._without_ties(indices, self._taus, step, is_due)
+        return indices if len(indices) or not len(self.flat) else self.flat.abs().argmax().view(1)
 
-    def _leave_ties(self, step: int, names: list[str]) -> None:
-        """Unmark the last of equal entries beyond the wanted share."""
-        passing = dict(zip(self._parts, self._passing.split([p.numel() for p in self._parts.values()]), strict=True))
-        passing["model"] = self._passing
-        for name in names:
-            values = self._scopes[name]
-            kept = num_kept(values.numel(), density_at(step, self._config))
-            leave_ties(passing[name], values, self._thresholds[name].at(step, values), kept)
+    def _without_ties(self, indices: Tensor, taus: Tensor, step: int, is_due: list[bool]) -> Tensor:
+        """No more than the wanted share of each scope whose threshold was found in this step."""
+        parts, start = [], 0
+        for values, found in zip(self._scopes.values(), is_due, strict=True):
+            first, last = torch.searchsorted(indices, indices.new_tensor([start, start + len(values)])).tolist()
+            own = indices[first:last]
+            if found:
+                own = without_ties(own, self.flat, taus[start], num_kept(len(values), density_at(step, self._config)))
+            parts.append(own)
+            start += len(values)
+        return torch.cat(parts)
 
     @torch.no_grad()
     def entries(self, indices: Tensor) -> Entries:

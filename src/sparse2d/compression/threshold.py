@@ -6,6 +6,7 @@ What is not finite passes every threshold, so that it is seen at once instead of
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from sparse2d.config import ThresholdConfig
 WARMUP_STAGES = 4
 # Zeros do not reach it, every other fp32 number does.
 SMALLEST = 2.0**-149
+# Elements that fit into the cache together with what is computed of them.
+PIECE = 2**16
 
 
 def num_kept(numel: int, density: float) -> int:
@@ -57,25 +60,39 @@ def passes(values: Tensor, tau: Tensor) -> Tensor:
     return ~(values.abs() < tau)
 
 
-def leave_ties(marks: Tensor, values: Tensor, tau: Tensor, kept: int) -> None:
-    """Of values that just reach a threshold unmark the last ones, in place, until no more than ``kept`` are marked.
+def reaching(values: Tensor, tau: Tensor) -> Tensor:
+    """Indices int64 [k], ascending, of the values [n] that pass a threshold [], or each its own [n].
+
+    On the CPU by NumPy, piece by piece inside the cache: ten times faster than torch there (experiments/dct_dp).
+    """
+    if values.device.type != "cpu":
+        return passes(values, tau).nonzero().squeeze(1)
+    array, limit, found = values.numpy(), tau.numpy(), []
+    magnitudes, marks = np.empty(PIECE, array.dtype), np.empty(PIECE, np.bool_)
+    for start in range(0, len(array), PIECE):
+        piece = array[start : start + PIECE]
+        limits = limit[start : start + PIECE] if limit.ndim else limit
+        below = np.less(np.abs(piece, out=magnitudes[: len(piece)]), limits, out=marks[: len(piece)])
+        found.append(np.logical_not(below, out=below).nonzero()[0] + start)
+    return torch.from_numpy(np.concatenate(found)) if found else torch.empty(0, dtype=torch.int64)
+
+
+def without_ties(indices: Tensor, values: Tensor, tau: Tensor, kept: int) -> Tensor:
+    """Indices without the last of those that just reach the threshold, as far as there are more than ``kept``.
 
     Args:
-        marks: bool [n], what ``passes`` says.
+        indices: ascending, what ``reaching`` gives, [k].
         values: [n].
         tau: that was found from them.
         kept: the wanted number.
     """
-    extra = int(marks.sum()) - kept
-    if extra > 0:
-        marks[nonzero(values.abs() == tau)[-extra:]] = False
-
-
-def nonzero(marks: Tensor) -> Tensor:
-    """Indices int64 [k] of what is true in bool [n]; on the CPU by NumPy, which is several times faster (measured)."""
-    if marks.device.type == "cpu":
-        return torch.from_numpy(marks.numpy().nonzero()[0])
-    return marks.nonzero().squeeze(1)
+    extra = len(indices) - kept
+    if extra <= 0:
+        return indices
+    ties = (values[indices].abs() == tau).nonzero().squeeze(1)[-extra:]
+    stays = torch.ones_like(indices, dtype=torch.bool)
+    stays[ties] = False
+    return indices[stays]
 
 
 class KeptThreshold:

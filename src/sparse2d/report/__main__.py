@@ -12,6 +12,7 @@ from sparse2d.config import ReportConfig
 from sparse2d.errors import UserError
 from sparse2d.records import write_atomically
 from sparse2d.report.claims import claims_file, read_claims
+from sparse2d.report.dense_compression import DenseStudy
 from sparse2d.report.ne_detail import Detail, along_the_pass, by_count
 from sparse2d.report.ne_gap import COMPARISON, Study
 from sparse2d.report.page import write_report
@@ -45,7 +46,12 @@ QPS = [
     QpsStudy("sync_interval_qps", "QPS against K, steps between averagings"),
     QpsStudy("group_size", "QPS against N, ranks that share one copy of the tables"),
 ]
-TABLES: dict[str, Study | Detail | QpsStudy] = {study.name: study for study in STUDIES}
+DENSE = [
+    DenseStudy("dct_dp", "dense gradients by DCT-DP and others (arXiv 2010.08899: 100 times fewer bytes without loss)"),
+    DenseStudy("dct_lifetime", "NE, bytes and time against L, steps for which a threshold is kept"),
+]
+TABLES: dict[str, Study | Detail | QpsStudy | DenseStudy] = {study.name: study for study in STUDIES}
+TABLES |= {study.name: study for study in DENSE}
 TABLES |= {detail.name: detail for detail in DETAILS}
 TABLES |= {study.name: study for study in QPS}
 
@@ -91,12 +97,20 @@ SHOWN = {
     "combine": ("combine", "left", ""),
     "sync_interval": ("K", "right", ".0f"),
     "sync_moments": ("moments", "left", ""),
+    "method": ("method", "left", ""),
+    "density": ("density", "right", "g"),
+    "lifetime": ("L", "right", ".0f"),
+    "warmup_steps": ("warm-up", "right", ".0f"),
     "ne": ("NE", "right", ".4f"),
     "auc": ("AUC", "right", ".4f"),
     "ne_gap_pct": ("NE gap %", "right", "+.3f"),
     "ne_gap_pct_ci95": ("+-95%", "right", ".3f"),
     "progressive_gap_pct": ("progressive %", "right", "+.3f"),
     "progressive_gap_pct_ci95": ("+-95%", "right", ".3f"),
+    "bytes_ratio": ("fewer bytes", "right", ".1f"),
+    "steady_bytes_ratio": ("after warm-up", "right", ".1f"),
+    "sent_share": ("sent", "right", ".4f"),
+    "compress_ms": ("compress ms", "right", ".3f"),
     "seen_from": ("seen from", "right", ".0f"),
     "samples": ("samples", "right", ".0f"),
     "qps": ("QPS", "right", ".0f"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse2d.compression.error_feedback import Entries, rounded
 from sparse2d.compression.exchange import Collective, SparseMean
-from sparse2d.compression.threshold import KeptThreshold, density_at, leave_ties, nonzero, num_kept, passes
+from sparse2d.compression.threshold import KeptThreshold, density_at, num_kept, reaching, without_ties
 from sparse2d.config import ThresholdConfig
 from sparse2d.sync.rows import ShardRows, State
 from sparse2d.sync.touched import Touched
@@ -102,10 +102,10 @@ class CompressedRows:
         if not changes.numel():
             return torch.empty(0, dtype=torch.int64, device=changes.device)
         tau = threshold.at(number, changes)
-        marks = passes(changes, tau)
+        passing = reaching(changes, tau)
         if is_due:
-            leave_ties(marks, changes, tau, num_kept(changes.numel(), density_at(number, self._config)))
-        return nonzero(marks)
+            return without_ties(passing, changes, tau, num_kept(len(changes), density_at(number, self._config)))
+        return passing
 
     def state_dict(self) -> dict[str, Any]:
         """What is held back, and the thresholds."""
