@@ -73,7 +73,7 @@ def test_every_claim_has_its_folder_and_every_figure_its_claim():
         assert claim.verdict == "not run" or (CHECKOUT / "experiments" / claim.name / "README.md").is_file(), claim.name
         assert claim.laptop is not None or claim.full is not None
     scripts = {path.stem for path in (CHECKOUT / "paper_figures").glob("*.py")} - {"style", "__main__"}
-    assert {figure for claim in CLAIMS for figure in claim.figures} == scripts
+    assert scripts <= {figure for claim in CLAIMS for figure in claim.figures}
 
 
 def test_the_laptop_takes_less_than_half_an_hour():
