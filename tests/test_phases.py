@@ -6,7 +6,7 @@ import pytest
 import torch
 from configs import tiny_train
 
-from sparse2d.config import ParallelismKind, Pipeline, ShardingKind
+from sparse2d.config import LookupMethod, ParallelismKind, Pipeline, ShardingKind
 from sparse2d.data.dataset import open_dataset, train_batches
 from sparse2d.engine import build_engine
 from sparse2d.launch import run_ranks
@@ -69,6 +69,9 @@ def hold_up(engine, steps) -> dict[Phase, list[bool]]:
     steps.draw = before(Phase.data, steps.draw)
     engine.optimizer.step = before(Phase.optimizer, engine.optimizer.step)
     engine.averager.after_step = before(Phase.averaging, engine.averager.after_step)
+    if "lookup" in engine.compressors:
+        for sender in engine.compressors["lookup"]._senders:
+            sender.selection.mask = before(Phase.compression, sender.selection.mask)
     # In the lookup's forward; its backward is the tables' update.
     for kernel in lookup_kernels(engine.model):
         kernel.emb_module.register_forward_pre_hook(lambda *_: slow(Phase.lookup))
@@ -126,12 +129,17 @@ def watched_and_not(config, dataset) -> bool:
     return losses == watched_losses and all(torch.equal(tables[name], watched_tables[name]) for name in tables)
 
 
-@pytest.mark.parametrize("sharding", [ShardingKind.table_wise, ShardingKind.row_wise])
-def test_what_holds_a_step_up_is_charged_to_its_phase(tmp_path, tiny_dataset, sharding):
+@pytest.mark.parametrize(
+    ("sharding", "method"),
+    [(ShardingKind.table_wise, LookupMethod.none), (ShardingKind.row_wise, LookupMethod.dct)],
+)
+def test_what_holds_a_step_up_is_charged_to_its_phase(tmp_path, tiny_dataset, sharding, method):
     config = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=2, sharding=[sharding])
+    config.compression.lookup.method = method
     held = run_ranks(held_up_steps, config, tiny_dataset, num_ranks=4)
     # The reduction of gradients and the tables' update have no place of their own where a test could hold them up.
-    for phase in set(held) - {"dense_all_reduce", "table_update"}:
+    unheld = {"dense_all_reduce", "table_update"} | ({"compression"} if method is LookupMethod.none else set())
+    for phase in set(held) - unheld:
         slow = {name for name, seconds in held[phase].items() if seconds >= HELD_UP_S}
         assert slow == {phase}
     for of_step in held.values():

@@ -4,13 +4,23 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import wire_ranks
 from configs import tiny_train
 
-from sparse2d.config import OptimizerConfig, ParallelismKind, ShardingKind, SyncRows, TableOptimizer, TrainConfig
+from sparse2d.config import (
+    LookupCompressionConfig,
+    LookupMethod,
+    OptimizerConfig,
+    ParallelismKind,
+    ShardingKind,
+    SyncRows,
+    TableOptimizer,
+    TrainConfig,
+)
 from sparse2d.cost.recorded import worst_error_pct
 from sparse2d.cost.runs import Run
 from sparse2d.cost.validate_runs import bytes_row
@@ -86,7 +96,10 @@ def configs(tmp_path_factory) -> dict[str, TrainConfig]:
 
 @pytest.fixture(scope="module")
 def trainings(configs, tiny_dataset) -> dict[str, dict]:
-    return run_ranks(wire_ranks.count_trainings, configs, tiny_dataset, STEPS, num_ranks=NUM_RANKS)
+    lookup = LookupCompressionConfig(method=LookupMethod.dct, density=0.05)
+    compression = replace(configs["full_mp"].compression, lookup=lookup)
+    compressed = configs | {"dct": replace(configs["full_mp"], compression=compression)}
+    return run_ranks(wire_ranks.count_trainings, compressed, tiny_dataset, STEPS, num_ranks=NUM_RANKS)
 
 
 LAYOUTS = ["full_mp", "2d", "2d_rowwise", "full_mp_columns_and_rows", "sparse_2d_columns_and_rows"]
@@ -115,6 +128,9 @@ def test_table_wise_lookups_send_pooled_embeddings_there_and_gradients_back(trai
     # Each row of the batch needs all tables' pooled embeddings, of which 1 / N lie on its own rank.
     pooled = BATCH / NUM_RANKS * len(ROWS) * DIM * FLOAT * (1 - 1 / group_size)
     assert of(trainings[layout], "lookup", "float32") == pytest.approx(2 * pooled)
+    parts = {part: of_ranks["mean"] for part, of_ranks in trainings[layout]["lookup_parts_bytes_per_step"].items()}
+    assert (parts["embeddings"], parts["gradients"], parts["sizes"]) == pytest.approx((pooled, pooled, 0))
+    assert sum(parts.values()) == pytest.approx(trainings[layout]["lookup_bytes_per_step"]["mean"])
 
 
 def test_ids_are_counted_as_lookups(trainings):
@@ -122,6 +138,19 @@ def test_ids_are_counted_as_lookups(trainings):
     ids = BATCH / NUM_RANKS * len(ROWS) * 3 / 4
     counted = trainings["full_mp"]["lookup_bytes_per_step"]["mean"] - of(trainings["full_mp"], "lookup", "float32")
     assert 4 * ids <= counted <= (8 + 4) * ids + 1000
+
+
+def test_thresholded_lookups_send_positions_and_values_there_and_values_back(trainings):
+    full, dct = (trainings[name]["lookup_parts_bytes_per_step"] for name in ("full_mp", "dct"))
+    assert dct["ids"] == full["ids"]
+    # Two numbers of four bytes for each other rank.
+    assert dct["sizes"] == {"mean": 8 * (NUM_RANKS - 1), "max": 8 * (NUM_RANKS - 1)}
+    # The threshold is that of the first step, in which one entry in twenty is sent.
+    values, entries = dct["gradients"]["mean"], full["gradients"]["mean"]
+    assert 0.02 < values / entries < 0.1
+    # Positions take at least a flag bit for eight entries, and at most a byte for each value with a tenth for flags.
+    positions = dct["embeddings"]["mean"] - values
+    assert entries / FLOAT / 64 < positions < values / FLOAT + 1.1 * entries / FLOAT / 64 + 8 * NUM_RANKS
 
 
 @pytest.mark.parametrize("layout", ["full_mp", "2d", "2d_rowwise", "2d_alone"])

@@ -1,6 +1,5 @@
 """What is measured of training steps, and the parts of the record that come of it."""
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -44,9 +43,7 @@ class Measuring:
         self._traces = traces
         self._wire = WireCounter()
         self._hooks = ExitStack()
-        # With compression no two steps need be alike.
-        is_steady = not config.compression.is_on
-        self._counted_steps = max(COUNTED_STEPS, COUNTED_INTERVALS * config.sync.interval) if is_steady else math.inf
+        self._counted_steps = max(COUNTED_STEPS, COUNTED_INTERVALS * config.sync.interval)
         # Steps and averagings that were counted.
         self._counted = (0, 0)
         self._links = LinkCounters()

@@ -7,7 +7,7 @@ the all-reduce of dense gradients beside the backward pass, is charged only for 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import Any
 
@@ -19,6 +19,7 @@ from torchrec.distributed import comm_ops
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import NoWait
 
+from sparse2d.compression.masked_exchange import Exchanged, Meter
 from sparse2d.engine import Engine
 from sparse2d.parallel.tables import lookup_kernels
 from sparse2d.pipeline import TrainSteps
@@ -32,6 +33,8 @@ class Phase(Enum):
     lookup = "lookup"
     # Of pooled embeddings forward and of their gradients backward.
     output_distribution = "output_distribution"
+    # Of those: choosing, packing and unpacking what is sent.
+    compression = "compression"
     dense = "dense"
     # Backward of the lookup, with the tables' fused optimizer.
     table_update = "table_update"
@@ -131,7 +134,7 @@ def watching(engine: Engine, train_steps: TrainSteps, clock: PhaseClock) -> Iter
     for kernel in lookup_kernels(engine.model):
         kernel.emb_module.register_forward_hook(_watch_update(clock))
     engine.model.register_forward_hook(_watch_end_of_backward(clock))
-    with _gradient_distribution(clock):
+    with _charging(clock):
         yield
 
 
@@ -183,18 +186,33 @@ def _after_backward(clock: PhaseClock, optimizer_step: Callable[..., Any]) -> Ca
 
 
 @contextmanager
-def _gradient_distribution(clock: PhaseClock) -> Iterator[None]:
-    """Charge the backward of TorchRec's collectives, which autograd looks up in their classes."""
+def _charging(clock: PhaseClock) -> Iterator[None]:
+    """Charge the backward of collectives, which autograd looks up in their classes, and what compresses lookups."""
     functions: list[Any] = [
         value
         for value in vars(comm_ops).values()
         if isinstance(value, type) and issubclass(value, Function) and value is not Function
     ]
-    originals = [function.backward for function in functions]
-    for function, original in zip(functions, originals, strict=True):
-        function.backward = staticmethod(clock.charged(Phase.output_distribution, original))
+    metered = Meter.running
+
+    @contextmanager
+    def running(meter: Meter) -> Iterator[None]:
+        with clock.phase(Phase.compression), metered(meter):
+            yield
+
+    with ExitStack() as stack:
+        for function in (*functions, Exchanged):
+            backward = staticmethod(clock.charged(Phase.output_distribution, function.backward))
+            stack.enter_context(_replaced(function, "backward", backward))
+        stack.enter_context(_replaced(Meter, "running", running))
+        yield
+
+
+@contextmanager
+def _replaced(owner: type, name: str, value: Any) -> Iterator[None]:
+    original = vars(owner)[name]
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        for function, original in zip(functions, originals, strict=True):
-            function.backward = staticmethod(original)
+        setattr(owner, name, original)

@@ -11,6 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -29,10 +30,34 @@ class Purpose(Enum):
     dense = "dense"
 
 
+class LookupPart(Enum):
+    """What of a lookup a collective carries: ids, pooled embeddings, how many of them there are, their gradients."""
+
+    ids = "ids"
+    sizes = "sizes"
+    embeddings = "embeddings"
+    gradients = "gradients"
+
+
+_sent_part: ContextVar[LookupPart | None] = ContextVar("sent_part", default=None)
+
+
+@contextmanager
+def sending(part: LookupPart) -> Iterator[None]:
+    """Say what the collectives of the block carry, where that does not show."""
+    token = _sent_part.set(part)
+    try:
+        yield
+    finally:
+        _sent_part.reset(token)
+
+
 class Kind(NamedTuple):
     """Collectives that are counted together."""
 
     purpose: Purpose
+    # Of lookups.
+    part: LookupPart | None
     collective: str
     dtype: str
 
@@ -153,7 +178,9 @@ class WireCounter:
         if call.group.group_desc == HELPER:
             return
         tensor = next(_tensors(list(call.arguments.values())))
-        kind = Kind(self._purpose(call, name), name.strip("_"), str(tensor.dtype).removeprefix("torch."))
+        purpose = self._purpose(call, name)
+        part = _part(tensor) if purpose is Purpose.lookup else None
+        kind = Kind(purpose, part, name.strip("_"), str(tensor.dtype).removeprefix("torch."))
         self.calls[kind] += 1
         self.sent_bytes[kind] += sent(call) * tensor.element_size()
 
@@ -196,6 +223,17 @@ class WireCounter:
         return sum(sent for kind, sent in self.sent_bytes.items() if kind.purpose is Purpose.dense)
 
 
+def _part(tensor: Tensor) -> LookupPart:
+    """What of a lookup a tensor is: what its sender says, or what its type and the running backward pass tell."""
+    if (said := _sent_part.get()) is not None:
+        return said
+    if torch._C._current_graph_task_id() >= 0:
+        return LookupPart.gradients
+    # TorchRec's codecs make bytes of embeddings; ids and their lengths are integers of other sizes.
+    is_pooled = tensor.is_floating_point() or tensor.dtype == torch.uint8
+    return LookupPart.embeddings if is_pooled else LookupPart.ids
+
+
 def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, Any]:
     """Mean and maximum over the ranks of what each has sent; a collective over all ranks.
 
@@ -212,9 +250,13 @@ def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, 
     def total(purpose: Purpose, per: int) -> dict[str, float]:
         return mean_and_max([sum(n for kind, n in of.items() if kind.purpose is purpose) / max(per, 1) for of in sent])
 
-    kinds = sorted({kind for of in sent for kind in of}, key=lambda kind: (kind.purpose.name, *kind[1:]))
+    def of_part(part: LookupPart) -> dict[str, float]:
+        return mean_and_max([sum(n for kind, n in of.items() if kind.part is part) / max(steps, 1) for of in sent])
+
+    kinds = sorted({kind for of in sent for kind in of}, key=str)
     return {
         "lookup_bytes_per_step": total(Purpose.lookup, steps),
+        "lookup_parts_bytes_per_step": {part.name: of_part(part) for part in LookupPart},
         "sync_bytes_per_sync": total(Purpose.averaging, averagings),
         "dense_bytes_per_step": total(Purpose.dense, steps),
         # Of a step in the middle: the mean has a warm-up's steps in it, too.
@@ -222,6 +264,7 @@ def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, 
         "collectives": [
             {
                 "purpose": kind.purpose.name,
+                "part": None if kind.part is None else kind.part.name,
                 "collective": kind.collective,
                 "dtype": kind.dtype,
                 "calls_per_step": mean_and_max([of[kind] / max(steps, 1) for of in calls]),

@@ -4,7 +4,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from sparse2d.compression.compressor import Compressor
 from sparse2d.compression.dense import compress_dense
-from sparse2d.config import CompressionConfig, DenseMethod
+from sparse2d.compression.lookups import LookupCompression
+from sparse2d.config import CompressionConfig, DenseMethod, LookupMethod
 from sparse2d.mesh import dense_group
 
 
@@ -19,4 +20,6 @@ def build_compressors(model: DistributedModelParallel, config: CompressionConfig
         dense = compress_dense(model._dmp_wrapped_module, config.dense, dense_group())
         if dense is not None:
             compressors["dense"] = dense
+    if config.lookup.method is not LookupMethod.none:
+        compressors["lookup"] = LookupCompression(model, config.lookup, model.device)
     return compressors

@@ -31,3 +31,31 @@ def dct_dp(
     sent = [torch.where(a.abs() >= tau, a, torch.zeros_like(a)) for a, tau in zip(accumulated, taus, strict=True)]
     left = [a - s for a, s in zip(accumulated, sent, strict=True)]
     return torch.stack(sent).sum(dim=0) / len(sent), sent, left
+
+
+def dct_mp(
+    parts: Sequence[Tensor], taus: Sequence[Tensor], gradient: Tensor
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """One step of DCT-MP for one table and some samples, all R ranks that hold a part of the table at once.
+
+    With x_r what rank r pools from its rows of the table (R = 1 unless it is split by rows) and tau_r its threshold,
+    which was found in this step or up to L - 1 steps ago as the magnitude that the wanted share of the entries of all
+    samples reached::
+
+        m_r = |x_r| >= tau_r                  the entries that are sent
+        y   = sum_r m_r x_r                   forward: values and positions travel
+        g_r = m_r dl/dy                       backward: values alone; rank r knows m_r
+
+    There is no error feedback: activations belong to a sample.
+
+    Args:
+        parts: x_r, [samples, dim] each.
+        taus: tau_r, [] each.
+        gradient: dl/dy, [samples, dim].
+
+    Returns:
+        y, all m_r and all g_r.
+    """
+    masks = [part.abs() >= tau for part, tau in zip(parts, taus, strict=True)]
+    pooled = torch.stack([part * mask for part, mask in zip(parts, masks, strict=True)]).sum(dim=0)
+    return pooled, masks, [gradient * mask for mask in masks]

@@ -172,6 +172,8 @@ def _check_what_is_compressed(config: TrainConfig) -> None:
             f"compression.lookup.method={lookup.name} needs parallelism=full_mp or sparse_2d; data_parallel sends no "
             "pooled embeddings"
         )
+    if lookup is LookupMethod.qcomm_int8:
+        _check_int8(config)
     if averaging is AveragingMethod.none:
         return
     if config.parallelism.kind is not ParallelismKind.sparse_2d:
@@ -196,6 +198,21 @@ def _check_what_is_compressed(config: TrainConfig) -> None:
             raise UserError(
                 f"compression.averaging.method={averaging.name} needs sync.{name}="
                 f"{' or '.join(kind.name for kind in values)}, not {value.name}"
+            )
+
+
+def _check_int8(config: TrainConfig) -> None:
+    """FBGEMM's codec scales 32 values together, and shards have columns in multiples of four."""
+    rows = {
+        f"global_batch_size={config.global_batch_size} over {config.launch.num_ranks} ranks": (
+            config.global_batch_size // config.launch.num_ranks
+        ),
+        "eval_batch_size": config.eval_batch_size,
+    }
+    for name, number in rows.items():
+        if number % 8 != 0:
+            raise UserError(
+                f"compression.lookup.method=qcomm_int8 needs a multiple of 8 rows per rank; {name} gives {number}"
             )
 
 
