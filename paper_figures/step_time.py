@@ -7,7 +7,7 @@ from style import TABLES, save, use_style
 
 # Columns of the table, from the bottom of a bar up; greys and hatches tell them apart without colour.
 PARTS = {
-    "dense": (["dense_ms"], {"color": "#BBBBBB"}),
+    "dense part and its all-reduce": (["dense_ms", "dense_all_reduce_ms"], {"color": "#BBBBBB"}),
     "lookup and table update": (["lookup_ms", "update_ms"], {"color": "#009E73", "hatch": "..."}),
     "all-to-alls of pooled rows and gradients": (
         ["input_dist_ms", "output_dist_ms", "gradient_dist_ms"],

@@ -3,9 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
-from configs import composing, experiments_of
+from configs import composing, experiments_of, tiny_overrides
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import HydraContext
 from hypothesis import given, settings
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from hydra_plugins.sparse2d_sweeper.union_sweeper import UnionSweeper
 from sparse2d.config import conf_dir
-from sparse2d.records import fingerprint
+from sparse2d.data.dataset import open_dataset
+from sparse2d.records import RunDirectory, fingerprint
 
 EXPERIMENTS = experiments_of("train")
 OPTIMIZERS = ("rowwise_adagrad", "momentum_scaled_rowwise_adagrad")
@@ -141,3 +143,24 @@ def test_a_sweep_whose_results_cannot_be_written_is_refused(program, tmp_path):
     ended = program("train", "-m", f"results_dir={tmp_path / 'file'}", "seed=0,1")
     assert ended.code == 1
     assert f"results_dir={tmp_path / 'file'} must be writable" in ended.err
+
+
+def test_a_run_that_another_process_is_at_comes_last(program, train_config, tiny_dataset, tmp_path, monkeypatch):
+    """And is waited for; it is neither failed nor run twice."""
+    arguments = tiny_overrides(tmp_path, tiny_dataset.parent)
+    run = RunDirectory(train_config(*arguments, "global_batch_size=60"), open_dataset(tiny_dataset).digest)
+    run.begin()
+
+    def finish(_: float) -> None:
+        run.finish("completed", None, {"eval": {"ne": 0.9, "auc": 0.7}, "train": {"qps": 1.0}})
+
+    # What the other process does while the sweep waits for it.
+    monkeypatch.setattr("hydra_plugins.sparse2d_sweeper.union_sweeper.time", SimpleNamespace(sleep=finish))
+    # The second job is refused before it starts any rank.
+    ended = program("train", "-m", *arguments, "global_batch_size=60,61")
+    assert ended.err.startswith("sparse2d.train: error: 1 of 2 jobs failed (job 2): ")
+    assert ended.log.count("job 1: another process is at it; it comes last") == 2
+    assert ended.log.index("job 2 failed") < ended.log.index("already finished")
+    (manifest,) = tmp_path.glob("sweeps/*.json")
+    states = [(job["status"], job["run"]) for job in json.loads(manifest.read_text())["jobs"]]
+    assert states == [("completed", str(run.path)), ("failed", None)]

@@ -1,12 +1,14 @@
 """Random workloads and layouts for the cost model's tests."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
-from sparse2d.config import Replicas, ShardingKind, SyncRows
+from sparse2d.config import Pipeline, Replicas, ShardingKind, SyncRows
 from sparse2d.cost.config import (
     AveragingConfig,
+    Collectives,
     ConstantsConfig,
     HardwareConfig,
     LayoutConfig,
@@ -23,7 +25,7 @@ PLACEMENTS = [
 ]
 
 
-def hardware(**changed: float) -> HardwareConfig:
+def hardware(**changed: Any) -> HardwareConfig:
     """A cluster of round numbers: hosts of 4 GPUs, nothing lost, no latency."""
     numbers = {
         "memory_gb": 80.0,
@@ -94,6 +96,7 @@ def simulations(draw: st.DrawFn) -> SimulateConfig:
     """Any workload that fits, on any layout."""
     tables = draw(TABLES)
     num_groups = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+    gpus_per_host = draw(st.sampled_from([1, 4, 8]))
     return SimulateConfig(
         num_gpus=num_groups * draw(st.sampled_from([1, 2, 3, 4, 8, 12, 32])),
         parallelism=LayoutConfig(
@@ -117,8 +120,11 @@ def simulations(draw: st.DrawFn) -> SimulateConfig:
             half_rate_message_kb=draw(st.floats(1, 1000)),
             slow_host_share=draw(st.floats(0, 1)),
             slow_host_excess=draw(st.floats(0, 1)),
-            gpus_per_host=draw(st.sampled_from([1, 4, 8])),
+            gpus_per_host=gpus_per_host,
+            gpus_per_nic=draw(st.sampled_from([1, gpus_per_host])),
+            collectives=draw(st.sampled_from(Collectives)),
         ),
+        pipeline=draw(st.sampled_from([Pipeline.none, Pipeline.sparse_dist])),
         constants=ConstantsConfig(
             dense_efficiency=draw(st.floats(0.05, 0.8)),
             alltoall_efficiency=draw(st.floats(0.2, 1)),

@@ -1,5 +1,6 @@
 """What is measured of training steps, and the parts of the record that come of it."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -43,7 +44,9 @@ class Measuring:
         self._traces = traces
         self._wire = WireCounter()
         self._hooks = ExitStack()
-        self._counted_steps = max(COUNTED_STEPS, COUNTED_INTERVALS * config.sync.interval)
+        # With compression no two steps need be alike.
+        is_steady = not config.compression.is_on
+        self._counted_steps = max(COUNTED_STEPS, COUNTED_INTERVALS * config.sync.interval) if is_steady else math.inf
         # Steps and averagings that were counted.
         self._counted = (0, 0)
         self._links = LinkCounters()

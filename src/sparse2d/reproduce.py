@@ -48,7 +48,7 @@ def main(config: ReproduceConfig) -> None:
         write_atomically(stamp, json.dumps({"commands": commands, "wall_s": round(time.monotonic() - begun)}) + "\n")
         log.info("%s: done in %.0f s", place, time.monotonic() - begun)
     for command in AFTERWARDS:
-        if not _succeeds(command, checkout, tells=False):
+        if not _succeeds(command, checkout):
             failed.append(command)
     log.info("%d claims in %.0f s -> results/REPORT.md, results/report.html", len(claims), time.monotonic() - started)
     if failed:
@@ -83,12 +83,14 @@ def _digest(commands: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(commands).encode()).hexdigest()[:8]
 
 
-def _succeeds(command: str, folder: Path, tells: bool = True) -> bool:
-    """Run one command of a claim, ``python`` being this one, from the checkout's top."""
-    if tells:
-        log.info("  %s", command)
+def _succeeds(command: str, folder: Path) -> bool:
+    """Run one command of a claim, ``python`` being this one, from the checkout's top.
+
+    What it prints are tables, which the report has; what it tells on standard error is shown as it comes.
+    """
+    log.info("  %s", command)
     words = [sys.executable if word == "python" else word for word in shlex.split(command)]
-    return subprocess.run(words, cwd=folder, stdout=None if tells else subprocess.DEVNULL, check=False).returncode == 0
+    return subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 if __name__ == "__main__":

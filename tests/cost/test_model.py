@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from workloads import hardware, options, simulations, workload
 
-from sparse2d.config import Replicas, ShardingKind, SyncRows
+from sparse2d.config import Pipeline, Replicas, ShardingKind, SyncRows
+from sparse2d.cost.config import Collectives
 from sparse2d.cost.model import predict
 from sparse2d.cost.network import all_reduce_s, replicas_per_host
 from sparse2d.mesh import Mesh
@@ -62,6 +63,40 @@ def test_a_large_ring_leaves_a_host_through_all_its_interfaces():
     assert replicas_per_host(Mesh(64, 16), 8) == 8
     assert replicas_per_host(Mesh(64, 4), 8) == 4
     assert replicas_per_host(Mesh(64, 4, Replicas.inter_host), 8) == 1
+
+
+def test_ranks_that_share_an_interface_share_its_rate():
+    # Two hosts of 4 ranks; each rank sends 100 vectors of 256 bytes to each of the 4 ranks of the other host.
+    tables = workload([1000] * 8, [64] * 8, [1] * 8)
+    alone = predict(options(tables, 8))
+    shared = predict(options(tables, 8, machine=hardware(gpus_per_nic=4)))
+    assert alone.step.output_dist == pytest.approx(4 * 100 * 256 / 10e9)
+    assert shared.step.output_dist == pytest.approx(4 * alone.step.output_dist)
+    # Groups that are spread over the hosts: a rank sends two vectors of a sample to two ranks, and both groups at once.
+    halved = predict(options(tables, 8, num_groups=2, machine=hardware(gpus_per_nic=4)))
+    assert halved.step.output_dist == pytest.approx(shared.step.output_dist)
+    # A ring crosses from host to host once, at the interface's whole rate.
+    assert all_reduce_s(1e9, 8, 4, hardware(gpus_per_nic=4)) == pytest.approx(2 * 7 / 8 * 1e9 / 10e9)
+
+
+def test_gloo_sends_partial_sums_around_a_ring_twice_and_their_gradients_once():
+    config = options(workload([100_000], [64], [1]), 4, machine=hardware(gpus_per_host=1, collectives=Collectives.gloo))
+    config.parallelism = replace(
+        config.parallelism, sharding=[ShardingKind.table_wise, ShardingKind.row_wise], split_rows_above_gb=0.0
+    )
+    found = predict(config)
+    vectors = 100 * 256
+    assert found.step.output_dist == pytest.approx(2 * 3 * vectors / 10e9)
+    assert found.step.gradient_dist == pytest.approx(3 * vectors / 10e9)
+    # Ids and lengths go to each other rank as well.
+    ids = 3 * 100 * (8 / 4 + 4)
+    assert found.sent.lookup == pytest.approx((2 + 1) * 3 * vectors + ids)
+
+
+def test_ids_wait_for_nothing_without_a_pipeline():
+    config = options(workload([1000] * 4, [64] * 4, [10] * 4), 4, machine=hardware(gpus_per_host=1))
+    assert predict(config).step.input_dist == 0
+    assert predict(replace(config, pipeline=Pipeline.none)).step.input_dist == pytest.approx(3 * 100 * 84 / 10e9)
 
 
 def test_touched_rows_follow_the_batch_not_the_table():

@@ -81,6 +81,7 @@ def test_a_point_prints_what_predict_says(program, simulate_config):
     found = predict(simulate_config(*SMALL, "parallelism.num_groups=2"))
     assert f"modelled: {found.qps:.4g} QPS" in ended.out
     assert "fits: peak" in ended.out
+    assert f"a GPU sends at most {found.sent.lookup.max() / 1e9:.3g} GB a step for lookups" in ended.out
 
 
 def test_a_layout_that_does_not_fit_is_said_so(program):
@@ -152,6 +153,9 @@ def test_a_training_config_gives_its_tables(program, simulate_config):
         (["workload=exfm_like", "workload.generated.pooling_sigma=-1"], "pooling_sigma=-1.0 must be 0 to 10"),
         (["hardware.gpus_per_nic=3"], "hardware.gpus_per_nic=3 does not divide gpus_per_host=8"),
         (["task=validate_runs"], "runs is empty"),
+        (["table=../x"], "table=../x must be a name"),
+        (["workload=from_model", 'workload.train=["bogus=1"]'], "workload.train: unknown option 'bogus'"),
+        (["workload=from_model", 'workload.train=["model.embedding_dim=6"]'], "workload.train: model.embedding_dim=6"),
         (["task=validate_runs", "runs=[nowhere]"], "no completed run of full_mp or sparse_2d"),
         (["task=sweep", "grid.num_groups=[3]"], "the grid holds no layout"),
         (["workload.paper=dlrm", "task=calibrate"], "paper=dlrm: nothing published; choose from ['ctr', 'exfm']"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import programs
 import psutil
 import pytest
+import yaml
 from configs import tiny_overrides
 from programs import environment
 
@@ -47,6 +48,19 @@ def run(*arguments: str, **changes: str) -> tuple[int, str]:
 def two_hosts(results: Path, *options: str) -> list[str]:
     overrides = [*tiny_overrides(results, results / "rows"), "tracking.mode=disabled", "launch.num_ranks=4"]
     return ["run", "hosts=2", "ranks_per_host=2", f"inter_host_mbit={MBIT}", "--", *overrides, *options]
+
+
+@pytest.mark.slow
+def test_measure_prints_a_hardware_file():
+    code, out = run("measure", "hosts=2", "ranks_per_host=2", f"inter_host_mbit={MBIT}")
+    assert code == 0, out
+    content = yaml.safe_load(out[out.index("# Hosts in miniature") : out.index("# alltoall_efficiency")])
+    assert 0.7 * MBIT < content["nic_gb_per_s"] * 8e3 < 1.1 * MBIT
+    assert 0 < content["nic_efficiency"] <= 1
+    assert content["host_gb_per_s"] > content["nic_gb_per_s"]
+    code, out = run("measure", "hosts=1")
+    assert code == 1
+    assert "hosts=1 and ranks_per_host=2 must be at least 2" in out
 
 
 def only_record(results: Path) -> dict:

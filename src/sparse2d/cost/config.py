@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -227,7 +228,7 @@ class SimulateConfig:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     constants: ConstantsConfig = field(default_factory=ConstantsConfig)
     grid: GridConfig = field(default_factory=GridConfig)
-    # Name of the table that a sweep writes to results_dir/tables; null = the experiment's.
+    # Name of the table that a sweep, recommend or validate_runs (of bytes) writes to results_dir/tables; null = theirs.
     table: str | None = None
     # Folders below which validate_runs looks for records of training runs.
     runs: list[str] = field(default_factory=list)
@@ -287,6 +288,8 @@ def check_simulate(config: SimulateConfig) -> None:
     for name, value in zero_or_more.items():
         if value is not None and not 0 <= value < math.inf:
             raise UserError(f"{name}={value} must be a finite number of at least 0")
+    if config.table is not None and Path(config.table).name != config.table:
+        raise UserError(f"table={config.table} must be a name, without a folder; results_dir says where it goes")
     if hardware.gpus_per_host % hardware.gpus_per_nic:
         raise UserError(
             f"hardware.gpus_per_nic={hardware.gpus_per_nic} does not divide gpus_per_host={hardware.gpus_per_host}"

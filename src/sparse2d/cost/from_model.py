@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import hydra
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from sparse2d.config import NUM_DENSE, TableOptimizer, TrainConfig
+from sparse2d.cli import explain, refuse_unknown
+from sparse2d.config import NUM_DENSE, TableOptimizer, TrainConfig, check_train
 from sparse2d.data.criteo import FEATURE_NAMES
 from sparse2d.data.prepare import known_table_rows
 from sparse2d.errors import UserError
@@ -35,10 +38,9 @@ def model_workload(overrides: Sequence[str]) -> ModelWorkload:
     Called inside an entry point, where Hydra is set up already.
 
     Raises:
-        UserError: if the tables' sizes depend on data that are not prepared.
+        UserError: if ``train`` would refuse them, or the tables' sizes depend on data that are not prepared.
     """
-    config = OmegaConf.to_object(hydra.compose("train", list(overrides)))
-    assert isinstance(config, TrainConfig)
+    config = _train_config(overrides)
     rows = known_table_rows(config.data)
     if rows is None:
         raise UserError(
@@ -46,6 +48,20 @@ def model_workload(overrides: Sequence[str]) -> ModelWorkload:
             "and give the folder as data.path"
         )
     return workload_of(config, rows)
+
+
+def _train_config(overrides: Sequence[str]) -> TrainConfig:
+    try:
+        composed = hydra.compose("train", list(overrides))
+        refuse_unknown(composed, TrainConfig)
+        config = OmegaConf.to_object(composed)
+        assert isinstance(config, TrainConfig)
+        check_train(config)
+        return config
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        fault = explain(error, TrainConfig)
+    # Out here, for whoever explains this error would explain its cause, as an option of another program.
+    raise UserError(f"workload.train: {fault}")
 
 
 def workload_of(config: TrainConfig, rows: Sequence[int]) -> ModelWorkload:

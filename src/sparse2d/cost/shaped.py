@@ -2,14 +2,13 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import mean, stdev
 
 import numpy as np
 from rich.table import Table
 
-from sparse2d.config import ParallelismKind
 from sparse2d.cost.config import SimulateConfig
 from sparse2d.cost.runs import Run
 from sparse2d.cost.show import text_table
@@ -26,6 +25,7 @@ COLUMNS = [
     "role",
     "step_ms",
     "step_ms_std",
+    "dense_efficiency",
     "step_ms_modelled",
     "error_pct",
     "trivial_error_pct",
@@ -57,11 +57,11 @@ class Repeated:
         return self.run.config.parallelism.num_groups == 1
 
     @property
-    def workload_key(self) -> str:
-        """What must be equal for layouts to be compared: T, batch, and how tables may be split."""
+    def workload(self) -> str:
+        """What a rank computes: its samples, the model, and how tables may be split."""
         config = self.run.config
         kinds = [kind.name for kind in config.parallelism.sharding]
-        return json.dumps([self.run.num_ranks, self.run.batch_per_rank, kinds, plain(config.model), self.run.testbed])
+        return json.dumps([self.run.batch_per_rank, kinds, plain(config.model)])
 
     def modelled_ms(self, config: SimulateConfig) -> float:
         """Step time that the model gives."""
@@ -98,25 +98,40 @@ def fitted(config: SimulateConfig, points: Sequence[Repeated]) -> SimulateConfig
 
 
 def fit_points(layouts: Sequence[Repeated]) -> list[Repeated]:
-    """Full model parallelism on the most ranks; on fewer it is predicted, as 2D is."""
-    full = [layout for layout in layouts if layout.run.config.parallelism.kind is ParallelismKind.full_mp]
+    """One group (full model parallelism, or 2D with M = 1) on the most ranks; on fewer it is predicted, as 2D is."""
+    full = [layout for layout in layouts if layout.is_full]
     most = max((layout.run.num_ranks for layout in full), default=0)
     return [layout for layout in full if layout.run.num_ranks == most]
 
 
-def step_rows(layouts: Sequence[Repeated], config: SimulateConfig, fit_on: Sequence[Repeated]) -> list[Row]:
-    """Measured and modelled steps; ``trivial`` is the error of saying that a layout is as fast as full MP."""
+def fits(layouts: Sequence[Repeated], config: SimulateConfig) -> dict[str, SimulateConfig]:
+    """For each workload the options that were fitted on its own points, or the given ones if it has none."""
+    points = fit_points(layouts)
+    workloads = dict.fromkeys(layout.workload for layout in layouts)
+    return {key: fitted(config, [point for point in points if point.workload == key]) for key in workloads}
+
+
+def step_rows(layouts: Sequence[Repeated], options: Mapping[str, SimulateConfig]) -> list[Row]:
+    """Measured and modelled steps; ``trivial`` is the error of saying that a layout is as fast as full MP.
+
+    Args:
+        layouts: measured.
+        options: of each workload, as ``fits`` gives them.
+    """
     rows = []
+    fit_on = fit_points(layouts)
     for layout in layouts:
         measured = mean(layout.steps_ms)
-        step = layout.run.predicted(config).step
-        same = [other for other in layouts if other.workload_key == layout.workload_key]
+        step = layout.run.predicted(options[layout.workload]).step
+        key = layout.workload, layout.run.num_ranks, layout.run.testbed
+        same = [other for other in layouts if (other.workload, other.run.num_ranks, other.run.testbed) == key]
         full = [mean(other.steps_ms) for other in same if other.is_full]
         testbed = layout.run.testbed or {}
         row = {name: testbed[name] for name in ("hosts", "ranks_per_host", "inter_host_mbit")} | {
             "role": "fit" if layout in fit_on else "prediction",
             "step_ms": measured,
             "step_ms_std": stdev(layout.steps_ms) if len(layout.steps_ms) > 1 else None,
+            "dense_efficiency": options[layout.workload].constants.dense_efficiency,
             "step_ms_modelled": 1e3 * step.total,
             "error_pct": 100 * (1e3 * step.total / measured - 1),
             "trivial_error_pct": 100 * (mean(full) / measured - 1) if full and not layout.is_full else None,

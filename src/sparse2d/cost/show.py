@@ -26,7 +26,16 @@ def show_point(config: SimulateConfig) -> None:
     console.print(_time_table(prediction))
     console.print(_memory_table(prediction))
     imbalance = ", ".join(f"{name} {value:.2f}" for name, value in prediction.imbalance.items())
-    console.print(f"{LABEL}: {prediction.qps:.4g} QPS; imbalance (max / mean over ranks): {imbalance}", highlight=False)
+    condition = " if it had the memory" if prediction.oom else ""
+    console.print(
+        f"{LABEL}: {prediction.qps:.4g} QPS{condition}; imbalance (max / mean over ranks): {imbalance}", highlight=False
+    )
+    sent = prediction.sent
+    console.print(
+        f"{LABEL}: a GPU sends at most {sent.lookup.max() / GB:.3g} GB a step for lookups, {sent.dense / GB:.3g} GB "
+        f"for dense gradients, {sent.averaging.max() / GB:.3g} GB in an averaging",
+        highlight=False,
+    )
     console.print(f"{LABEL}: {verdict(prediction)}", highlight=False)
 
 

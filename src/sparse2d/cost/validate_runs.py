@@ -14,8 +14,7 @@ from sparse2d.cost.runs import Run, find_runs
 from sparse2d.cost.shaped import (
     COLUMNS,
     Repeated,
-    fit_points,
-    fitted,
+    fits,
     repeated,
     step_rows,
     steps_table,
@@ -66,20 +65,18 @@ def validate_runs(config: SimulateConfig) -> None:
     console.print(_bytes_table(rows))
     console.print(bytes_finding(rows), highlight=False)
     tables = Path(config.results_dir) / "tables"
-    write_table(rows, tables / "byte_validation.csv", BYTES_COLUMNS)
-    console.print(f"table: {tables / 'byte_validation.csv'}", highlight=False)
+    path = tables / f"{config.table or 'byte_validation'}.csv"
+    write_table(rows, path, BYTES_COLUMNS)
+    console.print(f"table: {path}", highlight=False)
     if layouts := repeated(runs):
         _validate_steps(layouts, config, console, tables / "shaped_validation.csv")
 
 
 def _validate_steps(layouts: list[Repeated], config: SimulateConfig, console: Console, path: Path) -> None:
-    points = fit_points(layouts)
-    options = fitted(config, points)
-    rows = [axes_of(layout.run) | row for layout, row in zip(layouts, step_rows(layouts, options, points), strict=True)]
+    found = step_rows(layouts, fits(layouts, config))
+    rows = [axes_of(layout.run) | row for layout, row in zip(layouts, found, strict=True)]
     rows.sort(key=_order)
     console.print(steps_table(rows))
-    efficiency = options.constants.dense_efficiency
-    console.print(f"dense_efficiency={efficiency:.4g}, fitted on {len(points)} layouts of full MP", highlight=False)
     console.print(steps_finding(rows), highlight=False)
     write_table(rows, path, [*AXES, *COLUMNS])
     console.print(f"table: {path}", highlight=False)

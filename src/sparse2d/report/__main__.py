@@ -12,7 +12,7 @@ from sparse2d.config import ReportConfig
 from sparse2d.errors import UserError
 from sparse2d.records import write_atomically
 from sparse2d.report.claims import claims_file, read_claims
-from sparse2d.report.dense_compression import DenseStudy
+from sparse2d.report.dense_compression import BOTH, CompressionStudy
 from sparse2d.report.lookup_compression import LookupStudy
 from sparse2d.report.ne_detail import Detail, along_the_pass, by_count
 from sparse2d.report.ne_gap import COMPARISON, Study
@@ -47,14 +47,26 @@ QPS = [
     QpsStudy("sync_interval_qps", "QPS against K, steps between averagings"),
     QpsStudy("group_size", "QPS against N, ranks that share one copy of the tables"),
 ]
-DENSE = [
-    DenseStudy("dct_dp", "dense gradients by DCT-DP and others (arXiv 2010.08899: 100 times fewer bytes without loss)"),
-    DenseStudy("dct_lifetime", "NE, bytes and time against L, steps for which a threshold is kept"),
+COMPRESSION = [
+    CompressionStudy(
+        "dct_dp",
+        "dense gradients by DCT-DP and others (paper, arXiv 2010.08899: at least 100 times fewer bytes without loss)",
+        experiments=("dct_dp",),
+        where="lifetime.isna() or lifetime == 64",
+    ),
+    CompressionStudy(
+        "dct_lifetime",
+        "NE, bytes and time against L, steps for which a threshold is kept",
+        experiments=("dct_dp", "dct_lifetime"),
+        where="method == 'none' or (density == 0.005 and warmup_steps == 40)",
+    ),
+    CompressionStudy("dct_2d", "both halves of DCT on 2D", experiments=("dct_2d",), options=BOTH),
+    CompressionStudy("dct_qps", "both halves of DCT on slow links", experiments=("dct_qps",), options=BOTH),
 ]
 LOOKUPS = [LookupStudy("dct_mp", "pooled embeddings (arXiv 2010.08899: 20 times fewer bytes without loss)")]
-TABLES: dict[str, Study | Detail | QpsStudy | DenseStudy | LookupStudy] = {study.name: study for study in STUDIES}
+TABLES: dict[str, Study | Detail | QpsStudy | CompressionStudy | LookupStudy] = {study.name: study for study in STUDIES}
+TABLES |= {study.name: study for study in COMPRESSION}
 TABLES |= {study.name: study for study in LOOKUPS}
-TABLES |= {study.name: study for study in DENSE}
 TABLES |= {detail.name: detail for detail in DETAILS}
 TABLES |= {study.name: study for study in QPS}
 
@@ -104,6 +116,8 @@ SHOWN = {
     "density": ("density", "right", "g"),
     "lifetime": ("L", "right", ".0f"),
     "warmup_steps": ("warm-up", "right", ".0f"),
+    "lookup_method": ("lookups", "left", ""),
+    "lookup_density": ("density", "right", "g"),
     "ne": ("NE", "right", ".4f"),
     "auc": ("AUC", "right", ".4f"),
     "ne_gap_pct": ("NE gap %", "right", "+.3f"),
@@ -112,6 +126,8 @@ SHOWN = {
     "progressive_gap_pct_ci95": ("+-95%", "right", ".3f"),
     "bytes_ratio": ("fewer bytes", "right", ".1f"),
     "steady_bytes_ratio": ("after warm-up", "right", ".1f"),
+    "lookup_bytes_ratio": ("of lookups", "right", ".1f"),
+    "qps_ratio": ("QPS ratio", "right", ".2f"),
     "sent_share": ("sent", "right", ".4f"),
     "compress_ms": ("compress ms", "right", ".3f"),
     "seen_from": ("seen from", "right", ".0f"),
