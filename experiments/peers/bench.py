@@ -43,7 +43,7 @@ def command(tool: str, folder: Path, results: Path, batch: int, steps: int) -> l
             *("data=files", f'data.path="{folder}"', f"global_batch_size={batch}", f"max_steps={steps}"),
             *(f"model.embedding_dim={DIM}", f"model.dense_arch={DENSE_ARCH}", f"model.over_arch={OVER_ARCH}"),
             *("parallelism=full_mp", "parallelism.sharding=[table_wise]", "optimizer=rowwise_adagrad"),
-            *("launch.device=cpu", f"results_dir={results}", "rerun=true"),
+            *("launch.device=cpu", f"results_dir={results}", "rerun=true", "data.eval_rows=1024"),
             *(["timing=phases"] if tool.endswith("phases") else []),
         ]
     sizes = {"--table-rows": open_dataset(folder).num_embeddings, "--dense-arch": DENSE_ARCH, "--over-arch": OVER_ARCH}
@@ -70,14 +70,22 @@ def measure(program: list[str], ranks: int) -> dict[str, float]:
         return pd.DataFrame([json.loads(path.read_text()) for path in Path(folder).iterdir()]).max().to_dict()
 
 
-def main(ranks: int, batch: int, steps: int, rounds: int, results: Path) -> pd.DataFrame:
-    """One line for each tool: medians over the rounds."""
+def main(ranks: int, batch: int, steps: int, rounds: int, results: Path) -> None:
+    """Measure all tools in turn; the table is there, and right, after each round."""
     folder = data(results / "data", rows=(steps * batch * 7) // 6 + batch)
-    points = [
-        {"round": number, "tool": tool, **measure(command(tool, folder, results, batch, steps), ranks)}
-        for number in range(rounds)
-        for tool in TOOLS
-    ]
+    points: list[dict[str, float | str]] = []
+    for number in range(rounds):
+        for tool in TOOLS:
+            measured = measure(command(tool, folder, results, batch, steps), ranks)
+            points.append({"round": number, "tool": tool, **measured})
+            print(f"round {number + 1}: {tool} {measured['step_ms']:.2f} ms a step", file=sys.stderr, flush=True)
+        table = summary(points).assign(num_ranks=ranks, global_batch_size=batch, embedding_dim=DIM)
+        table.assign(timed_steps=steps - WARMUP_STEPS).to_csv(TABLES / "peers.csv", index=False, float_format="%.6g")
+    print(table.to_string(index=False))
+
+
+def summary(points: list[dict[str, float | str]]) -> pd.DataFrame:
+    """One line for each tool: medians over the rounds, ratios to plain TorchRec within a round."""
     table = pd.DataFrame(points)
     plain = table[table["tool"] == "plain_torchrec"].set_index("round")
     for name, column in {"ratio_to_plain": "step_ms", "memory_ratio_to_plain": "peak_memory_bytes"}.items():
@@ -86,18 +94,16 @@ def main(ranks: int, batch: int, steps: int, rounds: int, results: Path) -> pd.D
     groups = table.drop(columns="round").groupby("tool", sort=False)
     result = groups.median().join(groups.std().add_suffix("_std")).assign(n=groups.size()).reset_index()
     result.insert(0, "label", "measured")
-    return result.assign(num_ranks=ranks, global_batch_size=batch, embedding_dim=DIM, timed_steps=steps - WARMUP_STEPS)
+    return result
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch", type=int, default=512, help="rows of all ranks")
-    parser.add_argument("--steps", type=int, default=350)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results-dir", type=Path, default=HERE.parents[1] / "results")
     given = parser.parse_args()
-    peers = main(given.ranks, given.batch, given.steps, given.rounds, given.results_dir)
     TABLES.mkdir(parents=True, exist_ok=True)
-    peers.to_csv(TABLES / "peers.csv", index=False, float_format="%.6g")
-    print(peers.to_string(index=False))
+    main(given.ranks, given.batch, given.steps, given.rounds, given.results_dir)
