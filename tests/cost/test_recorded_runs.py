@@ -133,3 +133,7 @@ def test_only_runs_that_the_model_knows_are_taken(tmp_path):
     write("other", config_of(tmp_path), config={"no": "option"})
     with pytest.raises(UserError, match=r"other/record.json: no record of this version's sparse2d.train \(Key 'no'"):
         find_runs([str(tmp_path)])
+    for content in ("[1]", "{", '{"status": "completed", "config": {}}'):
+        (tmp_path / "other" / "record.json").write_text(content)
+        with pytest.raises(UserError, match="no record of this version"):
+            find_runs([str(tmp_path)])

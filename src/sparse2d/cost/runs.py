@@ -176,21 +176,26 @@ def find_runs(folders: Sequence[str]) -> list[Run]:
 
 
 def _run(path: Path) -> Run | None:
+    """None for a run that did not end well, or that the model does not know."""
     try:
         record = json.loads(path.read_text())
         if record["status"] != "completed":
             return None
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), record["config"]))
-    except (OSError, ValueError, KeyError, OmegaConfBaseException) as error:
-        text = str(error).splitlines()[0]
-        raise UserError(f"{path}: no record of this version's sparse2d.train ({text}); leave its folder out") from error
-    assert isinstance(config, TrainConfig)
-    is_modelled = (
+        assert isinstance(config, TrainConfig)
+        return Run(record, config) if _is_modelled(config, record["train"]["device"]) else None
+    except (OSError, ValueError, KeyError, TypeError, OmegaConfBaseException) as error:
+        fault = str(error).splitlines()[0]
+    # Out here, for whoever explains this error would explain its cause, as an option of the command line.
+    raise UserError(f"{path}: no record of this version's sparse2d.train ({fault}); leave its folder out")
+
+
+def _is_modelled(config: TrainConfig, device: str) -> bool:
+    return (
         config.engine is EngineKind.distributed
         and config.parallelism.kind is not ParallelismKind.data_parallel
         and config.sync.combine is Combine.mean
         and config.sync.wire_dtype is WireDtype.fp32
         and all(part["method"] == "none" for part in plain(config.compression).values())
-        and record["train"]["device"] == "cpu"
+        and device == "cpu"
     )
-    return Run(record, config) if is_modelled else None

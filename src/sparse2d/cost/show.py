@@ -60,7 +60,7 @@ def _time_table(prediction: Prediction) -> Table:
 
 def _memory_table(prediction: Prediction) -> Table:
     parts = asdict(prediction.memory) | {"peak": prediction.memory.total}
-    rows = [[name, f"{value / GB:.2f}", f"{100 * value / prediction.capacity:.1f}"] for name, value in parts.items()]
+    rows = [[name, f"{value / GB:.3g}", f"{100 * value / prediction.capacity:.1f}"] for name, value in parts.items()]
     return text_table(f"memory of the fullest rank ({LABEL})", ["part", "GB", "% of memory"], rows)
 
 
