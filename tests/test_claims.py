@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from sparse2d.errors import UserError
+from sparse2d.report.__main__ import TABLES as RUN_TABLES
 from sparse2d.report.claims import Claim, TableView, claims_file, read_claims
 from sparse2d.report.page import write_report
 from sparse2d.report.views import latex, markdown, view, write_views
@@ -74,6 +75,10 @@ def test_every_claim_has_its_folder_and_every_figure_its_claim():
         assert claim.laptop is not None or claim.full is not None
     scripts = {path.stem for path in (CHECKOUT / "paper_figures").glob("*.py")} - {"style", "__main__"}
     assert scripts <= {figure for claim in CLAIMS for figure in claim.figures}
+
+
+def test_every_table_of_runs_is_shown_by_some_claim():
+    assert set(RUN_TABLES) <= {of.name for claim in CLAIMS for of in claim.tables}
 
 
 def test_the_laptop_takes_less_than_half_an_hour():
