@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from programs import environment, started, wait_until
 
 from sparse2d.errors import UserError
 from sparse2d.report.__main__ import TABLES as RUN_TABLES
@@ -261,6 +262,39 @@ def test_reproduce_runs_the_rest_after_a_failure_and_goes_on_with_what_is_left(c
     # Other rows are other commands.
     assert program("reproduce", "claims=[last]", "data_path=rows.tsv").code == 0
     assert (checkout / "log.txt").read_text().split()[-1] == "last"
+
+
+ENDS = """
+import signal, sys, time
+from pathlib import Path
+
+def end(*_):
+    time.sleep(1)
+    Path("ended").touch()
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, end)
+Path("begun").touch()
+time.sleep(100)
+"""
+
+
+def test_reproduce_that_is_ended_lets_its_command_end_in_order(tmp_path):
+    for folder in ("src", "conf"):
+        shutil.copytree(CHECKOUT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "ends.py").write_text(ENDS)
+    scale = {"commands": ["python ends.py"], "minutes": 1}
+    claim = dataclasses.asdict(dataclasses.replace(CLAIM, tables=[], found="")) | {"laptop": scale}
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "claims.yaml").write_text(yaml.safe_dump([claim]))
+    ours = environment(PYTHONPATH=str(tmp_path / "src"))
+    with started(module="sparse2d.reproduce", cwd=tmp_path, env=ours) as process:
+        wait_until((tmp_path / "begun").exists, process)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (143, "sparse2d.reproduce: terminated")
+    assert (tmp_path / "ended").exists()
+    assert not (tmp_path / "results").exists()
 
 
 def test_reproduce_of_an_unknown_claim(checkout, program):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sparse2d.cli import run_entry_point
@@ -18,6 +19,8 @@ from sparse2d.report.claims import Claim, Scale, claims_file, read_claims
 
 log = logging.getLogger("sparse2d.reproduce")
 
+# Seconds that a command gets to end after Ctrl-C.
+GRACE_S = 30
 # Tables of all runs first: figures are drawn from them, and the report shows both.
 AFTERWARDS = ("python -m sparse2d.report", "python paper_figures", "python -m sparse2d.report")
 
@@ -90,7 +93,23 @@ def _succeeds(command: str, folder: Path) -> bool:
     """
     log.info("  %s", command)
     words = [sys.executable if word == "python" else word for word in shlex.split(command)]
-    return subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
+    try:
+        return process.wait() == 0
+    except BaseException as end:
+        _end(process, at_once=not isinstance(end, KeyboardInterrupt))
+        raise
+
+
+def _end(process: subprocess.Popen[bytes], at_once: bool) -> None:
+    """Have a command end in order, so that its runs get their records; ``subprocess.run`` would kill it."""
+    if not at_once:
+        # Ctrl-C has reached it, too, unless it was sent to this process alone.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    if process.poll() is None:
+        process.terminate()
+        process.wait()
 
 
 if __name__ == "__main__":
