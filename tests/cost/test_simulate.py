@@ -107,7 +107,7 @@ def test_a_training_config_gives_its_tables(program, simulate_config):
     ended = program(
         "simulate",
         "workload=from_model",
-        'workload.train=["data=criteo_1tb_multi_hot","model.embedding_dim=128"]',
+        'workload.train=["data=criteo_1tb_multi_hot","model.embedding_dim=128","model.dense_arch=[64,128]"]',
         *SMALL[1:],
         "task=sweep",
         "grid.num_groups=[1]",
