@@ -6,7 +6,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 # Of the scripts here, those that are no figure.
-HELPERS = {"__main__", "style"}
+HELPERS = {"__main__", "ne_study", "style"}
 
 
 def main(names: list[str]) -> int:

@@ -26,6 +26,7 @@ RULES = {
     "mean_M": ("mean, c = M", SERIES[1]),
     "delta_sum": ("delta_sum", SERIES[2]),
     "touch_mean": ("touch_mean", SERIES[3]),
+    "merged_gradient": ("merged_gradient", {"color": "#CC79A7", "marker": "v", "linestyle": "-"}),
 }
 
 

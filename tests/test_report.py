@@ -242,6 +242,30 @@ def test_rows_are_compared_with_rows_whose_ids_were_seen_as_often(tmp_path):
     assert len(table) == 4
 
 
+def test_a_run_that_another_experiment_made_already_counts_once(three_seeds):
+    before = build(three_seeds)
+    for seed, ne in enumerate((0.8, 0.9, 0.5)):
+        record(three_seeds, run_config(seed=seed, experiment="ne_rules"), ne)
+        record(three_seeds, run_config(TWO_D, 4, seed=seed, experiment="ne_rules"), 1.1 * ne)
+        # Of no comparison that ne_parity has.
+        record(three_seeds, run_config(TWO_D, 4, seed=seed, optimizer_lr=0.7, experiment="ne_rules"), ne)
+    after = Study("ne_parity", "", also="ne_rules").build(three_seeds)
+    assert len(after) == len(before) + 1
+    added = only(after, num_groups=4)
+    assert (added["ne_gap_pct"], added["n_seeds"]) == (pytest.approx(10.0), 3)
+    full_mp = only(after, parallelism="full_mp")
+    assert (full_mp["n_seeds"], len(full_mp["fingerprints"].split())) == (3, 3)
+
+
+def test_a_run_with_more_scores_stands_for_the_same_run_without(tmp_path):
+    record(tmp_path, run_config(), 0.8)
+    config = run_config(TWO_D, 2)
+    record(tmp_path, config, 0.84)
+    bins = [{"seen_from": 0, "seen_below": None, "ne": 0.84, "rows": 200}]
+    asked = record(tmp_path, dataclasses.replace(config, frequency_bins=[0]), 0.84, eval_by_count=bins)
+    assert only(build(tmp_path), parallelism="sparse_2d")["fingerprints"] == asked
+
+
 def test_a_seed_without_full_mp_has_no_gap(tmp_path):
     record(tmp_path, run_config(seed=0), 0.8)
     record(tmp_path, run_config(TWO_D, 2, seed=0), 0.84)

@@ -23,8 +23,13 @@ from sparse2d.report.views import write_views
 log = logging.getLogger("sparse2d.report")
 
 STUDIES = [
-    Study("ne_parity", "paper (arXiv 2508.03854): no NE loss against full MP with c = M, a loss with c = 1"),
-    Study("ne_rules", "gaps to full MP of the paper's rules (mean, c = 1 and c = M) and of delta_sum and touch_mean"),
+    Study(
+        "ne_parity", "paper (arXiv 2508.03854): no NE loss against full MP with c = M, a loss with c = 1", "ne_rules"
+    ),
+    Study(
+        "ne_rules",
+        "gaps to full MP of the paper's rule (mean, c = 1 and c = M) and of delta_sum, touch_mean and merged_gradient",
+    ),
     Study("moment_scale", "is c more than a learning rate? compare each c at its best lr"),
     Study("sync_interval", "NE gap against K, steps between averagings, by rule and by what becomes of the moments"),
     Study("large_m", "NE gap at 16, 32 and 64 groups"),

@@ -26,6 +26,7 @@ AXES = {
 }
 # What may differ between runs of one comparison beside the axes and the data's path; the rest must be equal.
 FREE = (
+    "config.experiment",
     "config.seed",
     # Asks for more scores of the same run.
     "config.frequency_bins",
@@ -52,10 +53,17 @@ COMPARISON = [*SETTING, "table_lr"]
 
 @dataclass(frozen=True)
 class Study:
-    """A table of the runs of one experiment; ``caption`` says what is claimed of them."""
+    """A table of the runs of one experiment.
+
+    Attributes:
+        name: of the experiment.
+        caption: what is claimed of its runs.
+        also: another experiment, whose runs under the same settings need not be run again.
+    """
 
     name: str
     caption: str
+    also: str | None = None
 
     def build(self, results_dir: Path) -> pd.DataFrame:
         """The table of the runs under ``results_dir``; runs whose other settings differ are never pooled.
@@ -67,11 +75,21 @@ class Study:
         runs = load_runs(results_dir, self.name)
         if runs.empty:
             return runs
-        runs = prepared(runs)
+        own = prepared(runs)
+        runs = own
+        if self.also is not None and not (others := load_runs(results_dir, self.also)).empty:
+            others = prepared(others)
+            same = pd.MultiIndex.from_frame(others[COMPARISON]).isin(pd.MultiIndex.from_frame(own[COMPARISON]))
+            runs = distinct(pd.concat([own, others[same]], ignore_index=True))
         runs["ne_gap_pct"] = paired_gap(runs, COMPARISON)
         runs["ne_gap_best_lr_pct"] = paired_gap(runs, SETTING)
         runs["progressive_gap_pct"] = paired_gap(runs, COMPARISON, of="progressive.ne")
         return ordered(pd.DataFrame([*_constants(runs), *table_rows(runs, [], VALUES)]))
+
+
+def distinct(runs: pd.DataFrame) -> pd.DataFrame:
+    """Of runs that differ in nothing but what is free the first: a seed counts once."""
+    return runs.drop_duplicates([*COMPARISON, *AXES.values(), "config.seed"])
 
 
 def ordered(table: pd.DataFrame, *more: str) -> pd.DataFrame:
@@ -97,7 +115,9 @@ def prepared(runs: pd.DataFrame) -> pd.DataFrame:
         follows = runs["config.data.shuffle_seed"] == runs["config.seed"]
         runs["config.data.shuffle_seed"] = runs["config.data.shuffle_seed"].mask(follows, "seed")
     runs["settings"] = settings_hash(runs)
-    return runs
+    # First those that were asked for more scores, of which some tables are made.
+    asked = runs.get("config.frequency_bins", pd.Series(index=runs.index, dtype=object)).isna()
+    return distinct(runs.loc[asked.sort_values(kind="stable").index])
 
 
 def settings_hash(runs: pd.DataFrame) -> pd.Series:

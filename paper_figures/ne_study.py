@@ -1,0 +1,62 @@
+"""NE gap to full model parallelism by rule, against what a study varies: what its figure has in common with others'."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from style import RULES, TABLES, rule_of, save, use_style
+
+PANELS_PER_ROW = 2
+
+
+def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None:
+    """Draw ``results/tables/<name>.csv``, a panel for each comparison of several seeds, and save it under that name.
+
+    Args:
+        name: of the table.
+        axis: its column that gaps are drawn against.
+        label: of the axis.
+        places: whether values are that many places beside each other, rather than numbers.
+    """
+    use_style()
+    parts = _panels(pd.read_csv(TABLES / f"{name}.csv"), axis)
+    across = min(PANELS_PER_ROW, len(parts))
+    down = -(-len(parts) // across)
+    figure, grid = plt.subplots(down, across, figsize=(4.6 * across, 3.2 * down), squeeze=False)
+    handles = {}
+    for axes, (title, rows) in zip(grid.flat, parts, strict=False):
+        _draw(axes, rows, axis, places)
+        axes.set_title(title, fontsize=8)
+        axes.set_xlabel(label)
+        handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    for axes in list(grid.flat)[len(parts) :]:
+        axes.set_visible(False)
+    for left in grid[:, 0]:
+        left.set_ylabel("NE gap to full MP (%)\n95 % intervals; lower is better", fontsize=8)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
+    save(figure, name)
+
+
+def _panels(table: pd.DataFrame, axis: str) -> list[tuple[str, pd.DataFrame]]:
+    """Title and rows of each comparison: of those that differ in the axis alone, one panel."""
+    keys = ["data", "table_lr", *([] if axis == "num_groups" else ["num_groups"])]
+    found = []
+    for (data, lr, *groups), rows in table[table["parallelism"] == "sparse_2d"].groupby(keys):
+        if rows["n_seeds"].max() > 1 and rows[axis].nunique() > 1:
+            seeds = sorted(rows["n_seeds"].astype(int).unique())
+            counts = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+            parts = [f"lr {lr:g}", *(f"M {m:.0f}" for m in groups), f"{counts} seeds ({rows['label'].iloc[0]})"]
+            found.append((f"{data}: {', '.join(parts)}", rows))
+    return found
+
+
+def _draw(axes: Axes, rows: pd.DataFrame, axis: str, places: bool) -> None:
+    """One line for each rule."""
+    axes.axhline(0, color="0.4", linewidth=1, label="full MP")
+    values = sorted(rows[axis].unique())
+    for rule, (label, style) in RULES.items():
+        series = rows[rule_of(rows) == rule].sort_values(axis)
+        if not series.empty:
+            x = series[axis].map(values.index) if places else series[axis]
+            axes.errorbar(x, series["ne_gap_pct"], series["ne_gap_pct_ci95"], label=label, capsize=3, **style)
+    if places:
+        axes.set_xticks(range(len(values)), [f"{value:.0f}" for value in values])
