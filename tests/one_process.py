@@ -40,11 +40,14 @@ def expected(run: TableRun, before: Tensor, table: str, num_ranks: int) -> Table
         if run.sync.combine is Combine.gradient:
             grads, touched = grads.mean(dim=0, keepdim=True), touched.any(dim=0, keepdim=True)
             grads, touched = grads.expand(mesh.num_groups, -1, -1), touched.expand(mesh.num_groups, -1)
-        if run.sync.combine is Combine.delta_sum:
+        if run.sync.combine in (Combine.delta_sum, Combine.merged_gradient):
             grads = grads / mesh.num_groups
         for number, replica in enumerate(replicas):
             optimizer_step(run, replica, grads[number], touched[number], step + 1)
         if (step + 1) % run.sync.interval == 0:
+            if run.sync.combine is Combine.merged_gradient:
+                _step_on_the_sum(run, replicas, old)
+                continue
             _merge(run, [replica.weight for replica in replicas], old[0], touched_since, is_moment=False)
             if run.sync.moments is SyncMoments.with_weights:
                 for number in range(2):
@@ -74,6 +77,20 @@ def _merge(run: TableRun, replicas: list[Tensor], old: Tensor, touched: Tensor, 
         merged = old + change / len(replicas)
     for replica in (*replicas, old):
         replica.copy_(merged)
+
+
+def _step_on_the_sum(run: TableRun, replicas: list[Table], old: list[Tensor]) -> None:
+    """Take the groups' gradients back out of their steps, sum them, and step once from where all were."""
+    lr, eps = run.optimizer.lr, run.optimizer.eps
+    grad = sum((old[0] - replica.weight) / lr * (replica.moments[0].sqrt() + eps) for replica in replicas)
+    assert isinstance(grad, Tensor)
+    merged = Table(old[0].clone(), [old[1].clone(), old[2].clone()])
+    optimizer_step(run, merged, grad, grad.any(dim=1), step=1)
+    for replica in replicas:
+        replica.weight.copy_(merged.weight)
+        replica.moments[0].copy_(merged.moments[0])
+    old[0].copy_(merged.weight)
+    old[1].copy_(merged.moments[0])
 
 
 def gradient(run: TableRun, step: int, rank: int, table: str) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from sparse2d.config import (
     TableOptimizer,
     check_train,
     conf_dir,
+    settle,
 )
 from sparse2d.errors import UserError
 from sparse2d.records import fingerprint
@@ -222,6 +223,7 @@ def test_averaging_is_for_2d_only(option, named, train_config):
     [
         (["sync.combine=touch_mean", "sync.rows=all"], r"touch_mean needs sync\.rows=touched or auto"),
         (["sync.combine=delta_sum", "sync.moments=never"], r"delta_sum needs sync\.moments=with_weights, not never"),
+        (["sync.combine=merged_gradient", "optimizer=adam"], r"needs optimizer=rowwise_adagrad or adagrad .* not adam"),
         (["sync.combine=gradient", "sync.interval=2"], r"gradient needs sync\.interval=1"),
         (
             ["sync.combine=gradient", "sync.wire_dtype=bf16"],
@@ -241,3 +243,31 @@ def test_rules_are_refused_where_they_mean_nothing(options, text, train_config):
 def test_all_rows_are_not_sent_as_bf16(train_config):
     with pytest.raises(UserError, match=r"needs sync\.rows=touched or auto"):
         check_train(train_config("parallelism=sparse_2d", "sync.wire_dtype=bf16", "sync.rows=all"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [
+        ([], "merged_gradient"),
+        (["optimizer=adagrad", "sync.wire_dtype=bf16"], "merged_gradient"),
+        (["sync.interval=4"], "touch_mean"),
+        (["sync.combine=mean"], "mean"),
+        (["sync.combine=delta_sum"], "delta_sum"),
+        # Each of these is made for the mean, or needs it.
+        (["optimizer=sgd"], "mean"),
+        (["optimizer=adam"], "mean"),
+        (["optimizer=momentum_scaled_rowwise_adagrad"], "mean"),
+        (["optimizer=momentum_scaled_rowwise_adagrad", "optimizer.moment_scale=4"], "mean"),
+        (["sync.rows=all"], "mean"),
+        (["sync.moments=delayed"], "mean"),
+        (["compression=averaging_dct"], "mean"),
+        (["parallelism.num_groups=1"], "mean"),
+        (["parallelism=full_mp"], "mean"),
+    ],
+)
+def test_the_default_rule_of_2d_follows_optimizer_and_interval(overrides, rule, train_config):
+    config = train_config("parallelism=sparse_2d", *overrides)
+    check_train(config)
+    settle(config)
+    assert config.sync.combine.name == rule
+    check_train(config)

@@ -118,12 +118,17 @@ def test_every_job_of_an_experiment_has_its_own_fingerprint(name, composed, trai
     assert len(prints) == len(made)
 
 
-def test_ne_parity_compares_full_mp_with_2d_under_both_moments(composed, train_config):
+def test_ne_parity_compares_full_mp_with_2d_under_each_rule_and_on_real_ranks(composed, train_config):
     configs = [train_config(*job) for job in experiment_jobs(composed, "ne_parity")]
-    layouts = Counter((c.parallelism.kind.name, c.parallelism.num_groups, c.optimizer.name.name) for c in configs)
-    expected = [("full_mp", 1, OPTIMIZERS[0])] + [("sparse_2d", m, name) for m in (2, 4, 8) for name in OPTIMIZERS]
-    assert layouts == Counter(expected)
-    assert {c.launch.num_ranks for c in configs} == {8}
+    layouts = Counter(
+        (c.engine.name, c.parallelism.num_groups, c.optimizer.name.name, c.sync.combine.name) for c in configs
+    )
+    plain, scaled = OPTIMIZERS
+    rules = [(plain, "mean"), (plain, "merged_gradient"), (scaled, "mean")]
+    two_d = [("emulated", m, *rule) for m in (2, 4, 8, 16) for rule in rules]
+    real = [("distributed", 1, plain, "mean"), ("distributed", 8, scaled, "mean")]
+    assert layouts == Counter({cell: 2 for cell in [("emulated", 1, plain, "mean"), *two_d]} | dict.fromkeys(real, 1))
+    assert {(c.engine.name, c.launch.num_ranks) for c in configs} == {("emulated", 16), ("distributed", 8)}
 
 
 @pytest.mark.parametrize(("options", "statuses"), [(["fail_fast=true"], ["failed", "waiting"]), ([], ["failed"] * 2)])

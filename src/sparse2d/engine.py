@@ -128,7 +128,7 @@ def build_averager(
     """What ``sync.combine`` asks for."""
     if sync.combine is Combine.gradient:
         return GradientAverager(model, optimizer)
-    return ReplicaAverager(model, sync, compression)
+    return ReplicaAverager(model, sync, optimizer, compression)
 
 
 def build_engine(config: TrainConfig, dataset: Dataset, rank: RankInfo, device: torch.device) -> Engine:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparse2d.checkpoint.folder import candidates_at
 from sparse2d.cli import run_entry_point
-from sparse2d.config import EngineKind, TrainConfig, check_train
+from sparse2d.config import EngineKind, TrainConfig, check_train, settle
 from sparse2d.data.dataset import Dataset, num_train_steps, open_dataset
 from sparse2d.data.prepare import known_table_rows, prepare
 from sparse2d.data.verify import refuse_unsound
@@ -39,6 +39,7 @@ def main(config: TrainConfig) -> str | None:
         config.global_batch_size = config.rank_batch_size * config.launch.num_ranks
     is_first = rank is None or rank.is_first
     check_train(config)
+    settle(config)
     pinned = config.parallelism.plan_file
     # Read before the data: a damaged file is told at once.
     plan = read_plan(Path(pinned)) if pinned is not None else None

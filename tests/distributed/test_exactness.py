@@ -175,17 +175,22 @@ def test_evaluation_changes_nothing(optimizer, tmp_path, tiny_dataset):
 
 
 @pytest.mark.parametrize("optimizer", [TableOptimizer.rowwise_adagrad, TableOptimizer.adam, TableOptimizer.adagrad])
-def test_averaged_gradients_equal_full_model_parallelism(optimizer, tmp_path, tiny_dataset):
+def test_rules_that_merge_gradients_equal_full_model_parallelism(optimizer, tmp_path, tiny_dataset):
     """After 50 steps at a rate that moves weights by more than a hundredth; the moments, too."""
     options = {"num_ranks": 4, "sharding": [ShardingKind.table_wise], "optimizer": optimizer}
-    full_mp = tiny_train(tmp_path, **options)
-    two_d = tiny_train(tmp_path, ParallelismKind.sparse_2d, num_groups=2, **options)
-    two_d.sync.combine = Combine.gradient
-    full_mp.global_batch_size = two_d.global_batch_size = 24
-    start, *_ = run_ranks(train_all, [full_mp], tiny_dataset, 0, num_ranks=4)
-    one, other = run_ranks(train_all, [full_mp, two_d], tiny_dataset, 50, num_ranks=4)
-    assert largest_difference(start, one) > 1e-2
-    assert largest_difference(one, other) < 1e-5
-    for moments, others in zip(one.moments, other.moments, strict=True):
-        for table in moments:
-            torch.testing.assert_close(moments[table], others[table], atol=1e-6, rtol=1e-4)
+    configs = [tiny_train(tmp_path, **options)]
+    for rule in (Combine.gradient, Combine.merged_gradient):
+        if rule is Combine.merged_gradient and optimizer is TableOptimizer.adam:
+            continue
+        configs.append(tiny_train(tmp_path, ParallelismKind.sparse_2d, num_groups=2, **options))
+        configs[-1].sync.combine = rule
+    for config in configs:
+        config.global_batch_size = 24
+    start, *_ = run_ranks(train_all, configs[:1], tiny_dataset, 0, num_ranks=4)
+    full_mp, *merged = run_ranks(train_all, configs, tiny_dataset, 50, num_ranks=4)
+    assert largest_difference(start, full_mp) > 1e-2
+    for config, two_d in zip(configs[1:], merged, strict=True):
+        assert largest_difference(full_mp, two_d) < 1e-5, config.sync.combine
+        for moments, others in zip(full_mp.moments, two_d.moments, strict=True):
+            for table in moments:
+                torch.testing.assert_close(moments[table], others[table], atol=1e-6, rtol=1e-4)

@@ -5,7 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse2d.sync.reference import delta_sum, mean, touch_mean_moments, touch_mean_weights
+from sparse2d.optimizers.reference import rowwise_adagrad
+from sparse2d.sync.reference import (
+    delta_sum,
+    mean,
+    merged_gradient,
+    touch_mean_moments,
+    touch_mean_weights,
+)
 
 
 @st.composite
@@ -88,3 +95,22 @@ def test_row_wise_moments_are_merged_like_the_rest():
     touched = torch.tensor([[True, False], [True, True]])
     merged = touch_mean_moments(torch.tensor([1.0, 1.0]), torch.tensor([[2.0, 1.0], [4.0, 9.0]]), touched)
     assert merged.tolist() == [3.0, 9.0]
+
+
+@given(replicas_of_rows(), st.floats(0, 2))
+@settings(deadline=None, max_examples=50)
+def test_a_merged_gradient_is_that_of_the_whole_batch(case, moment_before):
+    """One step of full model parallelism, whatever each group divided by."""
+    before, gradients, _ = case
+    shares = (gradients - before) / len(gradients)
+    numbers = {"lr": 0.3, "eps": 0.1}
+    old = torch.full((len(before),), moment_before)
+    replicas, moments = before.expand_as(shares).clone(), old.expand(len(shares), -1).clone()
+    for number in range(len(shares)):
+        rowwise_adagrad(replicas[number], shares[number], moments[number], moment_scale=1.0, **numbers)
+    columns = (old.unsqueeze(1), moments.unsqueeze(2))
+    weight, moment = merged_gradient((before, columns[0]), (replicas, columns[1]), **numbers)
+    want, want_moment = before.clone(), old.clone()
+    rowwise_adagrad(want, shares.sum(dim=0), want_moment, moment_scale=1.0, **numbers)
+    torch.testing.assert_close(weight, want, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(moment.squeeze(1), want_moment, atol=1e-5, rtol=1e-4)

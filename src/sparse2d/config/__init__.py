@@ -2,6 +2,7 @@
 
 from sparse2d.config.checks import (
     check_train,
+    settle,
 )
 from sparse2d.config.choices import (
     Combine,
@@ -113,4 +114,5 @@ __all__ = [
     "check_train",
     "conf_dir",
     "register_schemas",
+    "settle",
 ]

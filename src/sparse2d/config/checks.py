@@ -40,6 +40,32 @@ def check_train(config: TrainConfig) -> None:
         _check_emulated(config)
 
 
+_ADAGRAD = (TableOptimizer.adagrad, TableOptimizer.rowwise_adagrad)
+
+
+def settle(config: TrainConfig) -> None:
+    """Put in the place of ``sync.combine=auto`` the rule that it stands for.
+
+    With AdaGrad, ``merged_gradient`` makes full model parallelism's updates at K = 1, and ``touch_mean`` keeps more NE
+    than the paper's ``mean`` above it (experiments/ne_rules, sync_interval). Both are for moments that go with the
+    weights and that nothing else scales.
+    """
+    sync = config.sync
+    if sync.combine is not Combine.auto:
+        return
+    applies = (
+        config.parallelism.num_groups > 1
+        and config.optimizer.name in _ADAGRAD
+        and config.optimizer.moment_scale == 1
+        and config.optimizer.lr > 0
+        and sync.moments is SyncMoments.with_weights
+        and sync.rows is not SyncRows.all
+        and config.compression.averaging.method is AveragingMethod.none
+    )
+    of_adagrad = Combine.merged_gradient if sync.interval == 1 else Combine.touch_mean
+    sync.combine = of_adagrad if applies else Combine.mean
+
+
 def _check_emulated(config: TrainConfig) -> None:
     """Refuse options that decide how real ranks send what they send: in one process nothing is sent."""
     if config.parallelism.kind is ParallelismKind.data_parallel:
@@ -138,7 +164,7 @@ def _check_parallelism(config: TrainConfig) -> None:
         )
     if config.plan_out is not None and not config.plan_only:
         raise UserError(f"plan_out={config.plan_out} has no effect without plan_only=true")
-    if config.sync.combine is not Combine.mean:
+    if config.sync.combine not in (Combine.mean, Combine.auto):
         _check_combine(config)
     if not layout.sharding:
         raise UserError(f"parallelism.sharding is empty; name at least one of {[kind.name for kind in ShardingKind]}")
@@ -156,6 +182,11 @@ def _check_combine(config: TrainConfig) -> None:
         raise UserError(
             f"sync.combine=gradient needs sync.interval=1 and sync.wire_dtype=fp32, not {sync.interval} and "
             f"{sync.wire_dtype.name}: gradients are averaged before every step"
+        )
+    if sync.combine is Combine.merged_gradient and (config.optimizer.name not in _ADAGRAD or config.optimizer.lr == 0):
+        raise UserError(
+            f"sync.combine={rule} needs optimizer=rowwise_adagrad or adagrad with optimizer.lr above 0, not "
+            f"{config.optimizer.name.name} with {config.optimizer.lr}: it takes gradients back from AdaGrad's steps"
         )
     if config.optimizer.moment_scale != 1:
         raise UserError(
@@ -194,7 +225,7 @@ def _check_what_is_compressed(config: TrainConfig) -> None:
     }
     for name, values in wanted.items():
         value = getattr(config.sync, name)
-        if value not in values:
+        if value not in (*values, Combine.auto):
             raise UserError(
                 f"compression.averaging.method={averaging.name} needs sync.{name}="
                 f"{' or '.join(kind.name for kind in values)}, not {value.name}"

@@ -87,11 +87,16 @@ class SyncMoments(Enum):
 
 
 class Combine(Enum):
-    """How the replicas of a row are merged: ``mean`` is the paper's; the others are defined in ``sync/combine.py``."""
+    """How the replicas of a row are merged: ``mean`` is the paper's; the others are defined in ``sync/combine.py``.
 
+    ``auto`` is one of the others where that applies, else ``mean`` (see ``checks.settle``).
+    """
+
+    auto = "auto"
     mean = "mean"
     delta_sum = "delta_sum"
     touch_mean = "touch_mean"
+    merged_gradient = "merged_gradient"
     gradient = "gradient"
 
 

@@ -17,6 +17,7 @@ from sparse2d.optimizers.fused import build_optimizer, moment_scale, table_shard
 from sparse2d.parallel.plan_summary import plan_and_summarise
 from sparse2d.parallel.torchrec_plans import table_configs
 from sparse2d.plan import Plan
+from sparse2d.sync.combine import SUMS
 
 
 class GroupedLookups(nn.Module):
@@ -134,7 +135,7 @@ def emulate(config: TrainConfig, dataset: Dataset, device: torch.device) -> dict
         device=device,
     )
     # A group's gradient is that of the mean over its own rows, 1 / M of the batch.
-    in_batch_units = rule in (Combine.delta_sum, Combine.gradient)
+    in_batch_units = rule in (*SUMS, Combine.gradient)
     module.model.sparse_arch = GroupedLookups(tables, mesh, 1.0 if in_batch_units else float(mesh.num_groups))
     return {
         "model": module,

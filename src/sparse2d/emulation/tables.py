@@ -79,7 +79,7 @@ class ReplicatedTables:
                 start = rows.start + first
                 self.weight[start : start + len(values)] = values.to(device).unsqueeze(1)
         self.sections = [self._section(size, num_shards) for size in sorted(set(num_shards.values()))]
-        keeps_before = sync.combine in (Combine.delta_sum, Combine.touch_mean)
+        keeps_before = sync.combine not in (Combine.mean, Combine.gradient)
         # What all replicas held after the last averaging.
         self._before = [
             [part[:, 0].clone() for part in section.state] if keeps_before else [] for section in self.sections
@@ -156,21 +156,32 @@ class ReplicatedTables:
         """Merge the weights of some rows of a section, and their moments if they go with the weights."""
         state, rule = self.sections[number].state, self._sync.combine
         merged = state if self._sync.moments is SyncMoments.with_weights else state[:1]
-        for index, values in enumerate(merged):
-            replicas = values.index_select(0, rows).transpose(0, 1)
-            if rule is Combine.mean:
-                result = reference.mean(replicas)
-            else:
-                kept = self._before[number][index]
-                before = kept.index_select(0, rows)
-                if rule is Combine.delta_sum:
-                    result = reference.delta_sum(before, replicas)
-                elif index == 0:
-                    result = reference.touch_mean_weights(before, replicas, touched)
-                else:
-                    result = reference.touch_mean_moments(before, replicas, touched)
-                kept.index_copy_(0, rows, result)
+        replicas = [values.index_select(0, rows).transpose(0, 1) for values in merged]
+        before = [values.index_select(0, rows) for values in self._before[number]]
+        if rule is Combine.mean:
+            results = [reference.mean(values) for values in replicas]
+        elif rule is Combine.delta_sum:
+            results = [reference.delta_sum(*pair) for pair in zip(before, replicas, strict=True)]
+        elif rule is Combine.touch_mean:
+            weights, *moments = zip(before, replicas, strict=True)
+            results = [reference.touch_mean_weights(*weights, touched)]
+            results += [reference.touch_mean_moments(*moment, touched) for moment in moments]
+        else:
+            results = self._merge_gradients(number, before, replicas)
+        for index, (values, result) in enumerate(zip(merged, results, strict=True)):
             values.index_copy_(0, rows, result.unsqueeze(1).expand(-1, self.num_groups, -1))
+            if before:
+                self._before[number][index].index_copy_(0, rows, result)
+
+    def _merge_gradients(self, number: int, before: list[Tensor], replicas: list[Tensor]) -> list[Tensor]:
+        """``merged_gradient`` of a section, each shard of columns with its own moment."""
+        shards = self.sections[number].num_shards
+        old, old_moment, weights, moments = (
+            values.reshape(*values.shape[:-1], shards, -1) for values in (*before, *replicas)
+        )
+        lr, eps = self._optimizer.lr, self._optimizer.eps
+        merged = reference.merged_gradient((old, old_moment), (weights, moments), lr=lr, eps=eps)
+        return [values.flatten(1) for values in merged]
 
     def table(self, name: str) -> tuple[Tensor, list[Tensor]]:
         """Weights [rows, M, dim] of one table and its moments, row-wise ones spread over their columns: copies."""

@@ -13,6 +13,7 @@ from sparse2d.config import (
     AveragingCompressionConfig,
     AveragingMethod,
     Combine,
+    OptimizerConfig,
     SyncConfig,
     SyncMoments,
     SyncRows,
@@ -20,7 +21,7 @@ from sparse2d.config import (
 )
 from sparse2d.parallel.sparse_2d import Sparse2D
 from sparse2d.sync.collectives import Exchange, flatten
-from sparse2d.sync.combine import scale_gradients, share
+from sparse2d.sync.combine import SUMS, scale_gradients, share
 from sparse2d.sync.compressed import CompressedRows
 from sparse2d.sync.rows import RowsByShard, RowValues, ShardRows, State
 from sparse2d.sync.touched import Touched, TouchedRows, distinct
@@ -57,14 +58,19 @@ class ReplicaAverager:
     Args:
         model: the 2D model whose shards are averaged.
         config: K, which rows, what becomes of the moments, and what is sent.
+        optimizer: of the tables, from whose steps ``merged_gradient`` takes the gradients.
         compression: what of it is held back, if any.
     """
 
     def __init__(
-        self, model: Sparse2D, config: SyncConfig, compression: AveragingCompressionConfig | None = None
+        self,
+        model: Sparse2D,
+        config: SyncConfig,
+        optimizer: OptimizerConfig,
+        compression: AveragingCompressionConfig | None = None,
     ) -> None:
         self._model = model
-        self._config = config
+        self._config, self._optimizer = config, optimizer
         self._rows = ShardRows(model)
         self._exchange = Exchange(model.replica_pg, self._rows.num_rows)
         # What one averaging makes equal at once.
@@ -92,7 +98,7 @@ class ReplicaAverager:
         if self._rows.device.type == "cpu":
             model.set_all_reduce_hook(self._mean_over_gloo)
         self.durations_s: list[float] = []
-        if config.combine is Combine.delta_sum:
+        if config.combine in SUMS:
             for kernel in self._rows.kernels:
                 scale_gradients(kernel.emb_module, 1 / self._exchange.size)
 
@@ -187,35 +193,75 @@ class ReplicaAverager:
         self._rows.write(rows, self._state, now.parts)
 
     def _combine_changes(self, now: RowValues, rows: RowsByShard, touching: Sequence[Tensor], touched: Touched) -> None:
-        """Merge ``now`` in place from what changed in touched rows since all replicas were equal.
+        """Merge ``now`` in place from what changed in touched rows since all replicas were equal."""
+        before = self._before(now, rows, touched)
+        if self._config.combine is Combine.merged_gradient:
+            self._merge_gradients(now.parts, before)
+            return
+        changed, factors, whole = [], [], []
+        remaining = iter(zip(now.parts, before, strict=True))
+        for index, tensors in enumerate(self._rows.tensors(self._state)):
+            count = touching[index] if touching else None
+            for number in range(len(tensors)):
+                value, old = next(remaining)
+                if old is None:
+                    whole.append(value)
+                else:
+                    changed.append((value, old))
+                    factors.append(share(self._config.combine, self._exchange.size, count, number > 0))
+        changes = self._mean_changes([value - old for value, old in changed])
+        for (value, old), change, factor in zip(changed, changes, factors, strict=True):
+            if isinstance(factor, Tensor):
+                factor = factor.view(-1, *[1] * (value.dim() - 1))
+            torch.add(old, change * factor, out=value)
+        self._exchange.mean_together(whole)
+
+    def _before(self, now: RowValues, rows: RowsByShard, touched: Touched) -> list[Tensor | None]:
+        """What each part of ``now`` was when all replicas were equal; None of shards of which all rows are averaged."""
+        assert touched.before is not None
+        own = self._rows.split(touched.keys)
+        remaining, kept = iter(now.parts), iter(touched.before)
+        before: list[Tensor | None] = []
+        for index, tensors in enumerate(self._rows.tensors(self._state)):
+            union = rows[index]
+            for _ in tensors:
+                value, mine = next(remaining), next(kept)
+                # Rows that only other replicas touched hold what they held before.
+                before.append(
+                    None if union is None else value.index_copy(0, torch.searchsorted(union, own[index]), mine)
+                )
+        return before
+
+    def _mean_changes(self, changes: list[Tensor]) -> list[Tensor]:
+        """The mean of each over the replicas.
 
         A weight sent as bf16 would keep 8 bits of itself; of what changed in it they are enough.
         """
-        assert touched.before is not None
-        own = self._rows.split(touched.keys)
-        changed, whole = [], []
-        remaining, kept = iter(now.parts), iter(touched.before)
-        for index, tensors in enumerate(self._rows.tensors(self._state)):
-            union = rows[index]
-            for number in range(len(tensors)):
-                value, mine = next(remaining), next(kept)
-                if union is None:
-                    whole.append(value)
-                    continue
-                # Rows that only other replicas touched hold what they held before.
-                before = value.clone()
-                before[torch.searchsorted(union, own[index])] = mine
-                count = touching[index] if touching else None
-                changed.append((value, before, share(self._config.combine, self._exchange.size, count, number > 0)))
-        change = flatten([value - before for value, before, _ in changed], self._rows.device)
         mean = self._exchange.mean_bf16 if self._config.wire_dtype is WireDtype.bf16 else self._exchange.mean
-        changes = mean(change).split([value.numel() for value, *_ in changed])
-        for (value, before, factor), part in zip(changed, changes, strict=True):
-            step = part.view_as(before)
-            if isinstance(factor, Tensor):
-                factor = factor.view(-1, *[1] * (value.dim() - 1))
-            torch.add(before, step * factor, out=value)
-        self._exchange.mean_together(whole)
+        parts = mean(flatten(changes, self._rows.device)).split([change.numel() for change in changes])
+        return [part.view_as(change) for part, change in zip(parts, changes, strict=True)]
+
+    def _merge_gradients(self, now: list[Tensor], before: Sequence[Tensor | None]) -> None:
+        """``merged_gradient``: one step on the gradient of the whole batch (formula: ``sync/reference.py``).
+
+        Of each shard there are weights and one moment; moments are not sent.
+        """
+        pairs = [
+            (weight, moment, old, old_moment)
+            for weight, moment, old, old_moment in zip(now[::2], now[1::2], before[::2], before[1::2], strict=True)
+            if old is not None and old_moment is not None
+        ]
+        steps = self._mean_changes([(weight - old) * self._divisor(moment) for weight, moment, old, _ in pairs])
+        for (weight, moment, old, old_moment), mean in zip(pairs, steps, strict=True):
+            step = mean * self._exchange.size
+            squares = (step / self._optimizer.lr).square()
+            torch.add(old_moment, squares if moment.dim() == 2 else squares.mean(dim=1), out=moment)
+            torch.add(old, step / self._divisor(moment), out=weight)
+
+    def _divisor(self, moment: Tensor) -> Tensor:
+        """What AdaGrad divides a row's gradient by, [rows, columns] or, of row-wise moments, [rows, 1]."""
+        root = moment.sqrt() + self._optimizer.eps
+        return root if root.dim() == 2 else root.unsqueeze(1)
 
     def _send_moments(self, rows: list[Tensor | None]) -> None:
         """``delayed``: start to average the moments as they are now."""

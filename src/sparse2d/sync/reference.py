@@ -23,6 +23,30 @@ def delta_sum(before: Tensor, replicas: Tensor) -> Tensor:
     return before + (replicas - before).sum(dim=0)
 
 
+def merged_gradient(
+    before: tuple[Tensor, Tensor], replicas: tuple[Tensor, Tensor], *, lr: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Weights and moments after AdaGrad's step on the gradient of the whole batch, from what the groups' own steps did.
+
+    Each group steps on ``g_m / M``, which is ``(w_old - w_m) (sqrt(v_m) + eps) / lr`` where one step lies in between;
+    of several steps all are taken to have been divided by the last v_m. With their sum G: ``v = v_old + mean_d(G^2)``,
+    ``w = w_old - lr G / (sqrt(v) + eps)``. Pseudo-gradients under AdaGrad are those of arXiv 2003.00295.
+
+    Args:
+        before: weights [..., columns] and moments, [..., 1] if row-wise, else [..., columns].
+        replicas: the same of each group, [M, ...].
+        lr: AdaGrad's.
+        eps: AdaGrad's.
+    """
+    (old, old_moment), (weights, moments) = before, replicas
+    gradient = ((old - weights) * (moments.sqrt() + eps)).sum(dim=0) / lr
+    squares = gradient.square()
+    if old_moment.shape[-1] == 1:
+        squares = squares.mean(dim=-1, keepdim=True)
+    moment = old_moment + squares
+    return old - lr * gradient / (moment.sqrt() + eps), moment
+
+
 def touch_mean_weights(before: Tensor, replicas: Tensor, touched: Tensor) -> Tensor:
     """``before + sum_m (w_m - before) / sqrt(n)``; ``touched`` is bool [M, rows], and rows with n = 0 stay."""
     return before + (replicas - before).sum(dim=0) / _like(_num_touching(touched).sqrt(), before)
