@@ -16,9 +16,9 @@ MBIT_IN_GB = 1e6 / 8 / GB
 class Seconds:
     """Of each call on the slowest rank, all ranks at once; sizes of the calls in fp32 values."""
 
-    LARGE: ClassVar[int] = 2**21
+    LARGE: ClassVar[int] = 2**19
     SMALL: ClassVar[int] = 2**4
-    TO_EACH_LARGE: ClassVar[int] = 2**18
+    TO_EACH_LARGE: ClassVar[int] = 2**16
     TO_EACH_SMALL: ClassVar[int] = 2**10
     MATRIX: ClassVar[int] = 256
     TABLE_ROWS: ClassVar[int] = 200_000
@@ -90,9 +90,9 @@ def hardware_lines(seconds: Seconds, testbed: dict[str, Any]) -> str:
             f"nic_gb_per_s: one TCP stream between two hosts, by {command}",
             "gpus_per_nic, gpus_per_host: all ranks of a host share its link",
             "latency_us: all-reduce of 64 bytes over all ranks, for each hop of its ring, by the same command",
-            "nic_efficiency: all-reduce of 8 MB over all ranks beside one of 64 bytes, by the same command",
-            "half_rate_message_kb: all-to-all of 4 kB to each rank beside one of 1 MB, by the same command",
-            "host_gb_per_s: all-reduce of 8 MB inside each host, in all at once (host_efficiency=1)",
+            "nic_efficiency: all-reduce of 2 MB over all ranks beside one of 64 bytes, by the same command",
+            "half_rate_message_kb: all-to-all of 4 kB to each rank beside one of 256 kB, by the same command",
+            "host_gb_per_s: all-reduce of 2 MB inside each host, in all at once (host_efficiency=1)",
             f"memory_gb_per_s: {Seconds.LOOKUPS} lookups of {Seconds.DIM} columns on all ranks at once "
             "(lookup_efficiency=1), by the same command",
             f"peak_tflops: {Seconds.MATRIX} x {Seconds.MATRIX} matrix products on all ranks at once, same command",
