@@ -86,6 +86,12 @@ def test_ranks_record_the_network_that_they_ran_on(tmp_path):
     assert set(sent) == {"lo", "eth0"}
     # Per host, lookups of two ranks in ten steps.
     assert int(sent["lo"]) > record["comms"]["lookup_bytes_per_step"]["mean"] * 10 * 2
+    comms = record["comms"]
+    links = {link: sent["mean"] for link, sent in comms["link_bytes_per_step"].items()}
+    # Of the ring of all ranks one edge leaves a host; of the two rings of replicas, both. Headers come on top.
+    crossing = comms["dense_bytes_per_step"]["mean"] + 2 * comms["sync_bytes_per_sync"]["mean"]
+    assert crossing < links["between_hosts"] < 1.3 * crossing
+    assert 2 * comms["lookup_bytes_per_step"]["mean"] < links["inside_host"]
 
 
 @pytest.mark.slow
