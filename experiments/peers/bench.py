@@ -88,7 +88,12 @@ def summary(points: list[dict[str, float | str]]) -> pd.DataFrame:
     """One line for each tool: medians over the rounds, ratios to plain TorchRec within a round."""
     table = pd.DataFrame(points)
     plain = table[table["tool"] == "plain_torchrec"].set_index("round")
-    for name, column in {"ratio_to_plain": "step_ms", "memory_ratio_to_plain": "peak_memory_bytes"}.items():
+    ratios = {
+        "ratio_to_plain": "step_ms",
+        "cpu_ratio_to_plain": "cpu_ms",
+        "memory_ratio_to_plain": "peak_memory_bytes",
+    }
+    for name, column in ratios.items():
         table[name] = table[column] / table["round"].map(plain[column])
     table["steps_per_s"] = 1e3 / table["step_ms"]
     groups = table.drop(columns="round").groupby("tool", sort=False)
