@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from sparse2d.compression.threshold import KeptThreshold, density_at, num_kept, passes, threshold
+from sparse2d.compression.threshold import PIECE, KeptThreshold, density_at, num_kept, passes, reaching, threshold
 from sparse2d.config import ThresholdConfig
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -58,6 +58,13 @@ def test_at_density_1_smaller_values_of_later_steps_pass_too():
     kept = KeptThreshold(ThresholdConfig(density=1.0))
     kept.at(1, torch.tensor([5.0, 6.0]))
     assert passes(torch.tensor([2.0**-149, 0.0]), kept.at(2, torch.tensor([0.0]))).tolist() == [True, False]
+
+
+def test_what_reaches_its_threshold_is_found_in_long_tensors_too():
+    values = torch.randn(2 * PIECE + 777, generator=torch.Generator().manual_seed(0))
+    taus = torch.linspace(1, 4, len(values))
+    assert reaching(values, torch.tensor(3.0)).tolist() == np.flatnonzero(np.abs(values.numpy()) >= 3).tolist()
+    assert reaching(values, taus).tolist() == np.flatnonzero(np.abs(values.numpy()) >= taus.numpy()).tolist()
 
 
 @pytest.mark.parametrize(
