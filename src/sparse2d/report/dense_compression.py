@@ -77,7 +77,7 @@ class CompressionStudy:
             return runs
         runs["config.experiment"] = self.name
         renamed = {f"config.compression.{option}": column for option, column in self.options.items()}
-        runs = prepared(runs.rename(columns=renamed))
+        runs = prepared(runs.rename(columns=renamed), list(self.options.values()))
         for column in VALUES.values():
             if column not in runs and "." in column:
                 runs[column] = float("nan")

@@ -50,9 +50,10 @@ class LookupStudy:
         runs = load_runs(results_dir, self.name)
         if runs.empty:
             return runs
-        runs = prepared(
-            runs.rename(columns={f"config.compression.lookup.{name}": name for name in ["method", *OPTIONS]})
-        ).assign(dim=runs["config.model.embedding_dim"])
+        options = {f"config.compression.lookup.{name}": name for name in ["method", *OPTIONS]}
+        runs = prepared(runs.rename(columns=options), list(options.values())).assign(
+            dim=runs["config.model.embedding_dim"]
+        )
         for name, methods in OPTIONS.items():
             # What a method does not read has its default, which says nothing of it.
             runs[name] = runs[name].where(runs["method"].isin(methods))

@@ -4,6 +4,7 @@ NE and AUC are of held-out rows; ``progressive`` is of the training rows, each s
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,9 +88,9 @@ class Study:
         return ordered(pd.DataFrame([*_constants(runs), *table_rows(runs, [], VALUES)]))
 
 
-def distinct(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of runs that differ in nothing but what is free the first: a seed counts once."""
-    return runs.drop_duplicates([*COMPARISON, *AXES.values(), "config.seed"])
+def distinct(runs: pd.DataFrame, more: Sequence[str] = ()) -> pd.DataFrame:
+    """Of runs that differ in nothing but what is free the first: a seed counts once; ``more`` tell runs apart, too."""
+    return runs.drop_duplicates([*COMPARISON, *AXES.values(), "config.seed", *more])
 
 
 def ordered(table: pd.DataFrame, *more: str) -> pd.DataFrame:
@@ -100,8 +101,8 @@ def ordered(table: pd.DataFrame, *more: str) -> pd.DataFrame:
     return table.sort_values(keys, ignore_index=True).drop(columns="order")
 
 
-def prepared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs with the columns of ``COMPARISON`` and ``AXES``."""
+def prepared(runs: pd.DataFrame, more: Sequence[str] = ()) -> pd.DataFrame:
+    """Distinct runs with the columns of ``COMPARISON`` and ``AXES``; ``more`` are columns that tell runs apart, too."""
     runs = runs.rename(columns={**AXES, "config.optimizer.lr": "table_lr"}).assign(
         label=runs["provenance"],
         data=runs["data.name"],
@@ -117,7 +118,7 @@ def prepared(runs: pd.DataFrame) -> pd.DataFrame:
     runs["settings"] = settings_hash(runs)
     # First those that were asked for more scores, of which some tables are made.
     asked = runs.get("config.frequency_bins", pd.Series(index=runs.index, dtype=object)).isna()
-    return distinct(runs.loc[asked.sort_values(kind="stable").index])
+    return distinct(runs.loc[asked.sort_values(kind="stable").index], more)
 
 
 def settings_hash(runs: pd.DataFrame) -> pd.Series:
