@@ -36,8 +36,9 @@ def main() -> None:
             axes.axhline(value, label="full MP", color="0.4", linestyle=":")
             axes.set_xscale("log", base=2)
             axes.set_xticks(rows[axis], [f"{number:.0f}" for number in rows[axis]])
-            axes.set_ylim(bottom=0)
         grid[1][column].set_xlabel(text, fontsize=8)
+    for row in grid:
+        row[0].set_ylim(0, 1.05 * max(axes.dataLim.y1 for axes in row))
     grid[0][0].set_ylabel("QPS")
     grid[1][0].set_ylabel("MB a step\nfrom a host to others")
     grid[0][0].legend(fontsize=8)
