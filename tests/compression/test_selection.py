@@ -95,6 +95,15 @@ def test_saved_in_warmup_and_after_it_the_rest_is_the_same(method):
     assert masks[-1].float().mean() < 0.13
 
 
+def test_a_state_of_before_the_first_step_makes_a_selection_forget():
+    """As a rehearsed step is forgotten when a run goes on from a checkpoint."""
+    selection = ThresholdSelection(DIMS, config(0.1))
+    fresh = selection.state_dict()
+    assert not selection.mask(pooled(0), 1, trains=True).all()
+    selection.load_state_dict(fresh, torch.device("cpu"))
+    assert selection.mask(pooled(0), 1, trains=False).all()
+
+
 def test_without_tables_nothing_is_selected():
     selection = ThresholdSelection([], config(0.1))
     assert selection.mask(torch.empty(5, 0), 1, trains=True).shape == (5, 0)

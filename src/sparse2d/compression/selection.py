@@ -102,8 +102,8 @@ class TopkSelection:
         density = density_at(max(step, 1), self._config)
         mask = torch.zeros_like(pooled, dtype=torch.bool)
         for chosen, vectors in zip(mask.split(self._dims, dim=1), pooled.split(self._dims, dim=1), strict=True):
-            magnitudes = vectors.abs().nan_to_num(nan=torch.inf)
-            largest = magnitudes.topk(num_kept(vectors.shape[1], density), dim=1).indices
+            # NaN counts as the largest of all.
+            largest = vectors.abs().topk(num_kept(vectors.shape[1], density), dim=1).indices
             chosen.scatter_(1, largest, True)
         return mask
 
