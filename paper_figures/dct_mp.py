@@ -1,0 +1,56 @@
+"""NE gap to training without compression against how many times fewer bytes the embedding all-to-all sends."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from style import SERIES, TABLES, save, use_style
+
+METHODS = {
+    "dct": ("DCT-MP, density", SERIES[0]),
+    "topk": ("top-k of each vector, density", SERIES[2]),
+    "qcomm": ("TorchRec's codecs", {**SERIES[1], "linestyle": "none"}),
+}
+
+
+def main() -> None:
+    """Draw ``results/tables/dct_mp.csv``, one panel for each comparison in it."""
+    use_style()
+    table = pd.read_csv(TABLES / "dct_mp.csv")
+    table["family"] = table["method"].str.split("_").str[0]
+    parts = [rows for _, rows in table.groupby(["data", "train_rows", "settings", "table_lr"])]
+    figure, grid = plt.subplots(1, len(parts), figsize=(max(6, 4.4 * len(parts)), 4), squeeze=False, sharey=True)
+    for axes, rows in zip(grid[0], parts, strict=True):
+        axes.axhline(0, color="0.4", linewidth=1, label="nothing compressed")
+        axes.axvline(20, color="0.7", linewidth=1, linestyle="--", label="20x (the paper's)")
+        for family, (label, style) in METHODS.items():
+            series = rows[rows["family"] == family].sort_values("bytes_ratio")
+            if series.empty:
+                continue
+            spread = series["ne_gap_pct_ci95"]
+            axes.errorbar(series["bytes_ratio"], series["ne_gap_pct"], spread, label=label, capsize=3, **style)
+            for _, row in series.iterrows():
+                name = str(row["method"]).removeprefix("qcomm_") if family == "qcomm" else f"{row['density']:g}"
+                axes.annotate(
+                    name, (row["bytes_ratio"], row["ne_gap_pct"]), (4, 4), textcoords="offset points", fontsize=7
+                )
+        first, seeds = rows.iloc[0], int(rows["n_seeds"].max())
+        axes.set_title(
+            f"{first['data']}: {first['train_rows']:,.0f} rows, dim {first['dim']:.0f}, "
+            f"{first['num_ranks']:.0f} ranks, {seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
+            fontsize=8,
+        )
+        axes.set_xscale("log")
+        axes.set_yscale("symlog", linthresh=0.1)
+        axes.xaxis.set_major_locator(FixedLocator([2, 4, 8, 16, 32, 64]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(FixedLocator([-0.1, 0, 0.1, 0.3, 1, 3, 10]))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(ScalarFormatter())
+        axes.set_xlabel("embedding bytes, forward and backward: times fewer")
+    grid[0][0].set_ylabel("NE gap (%), held-out rows\nlower is better")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    save(figure, "dct_mp")
+
+
+if __name__ == "__main__":
+    main()
