@@ -33,14 +33,15 @@ def main() -> None:
                 axes.annotate(
                     name, (row["bytes_ratio"], row["ne_gap_pct"]), (4, 4), textcoords="offset points", fontsize=7
                 )
-        first, seeds = rows.iloc[0], int(rows["n_seeds"].max())
+        first, seeds = rows.iloc[0], sorted(set(rows["n_seeds"]))
         axes.set_title(
             f"{first['data']}: {first['train_rows']:,.0f} rows, dim {first['dim']:.0f}, "
-            f"{first['num_ranks']:.0f} ranks, {seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
+            f"{first['num_ranks']:.0f} ranks, seeds: {' or '.join(f'{n:.0f}' for n in seeds)} ({first['label']})",
             fontsize=8,
         )
         axes.set_xscale("log")
-        axes.set_yscale("symlog", linthresh=0.1)
+        axes.set_yscale("symlog", linthresh=0.1, linscale=0.5)
+        axes.set_ylim(-0.2, 20)
         axes.xaxis.set_major_locator(FixedLocator([2, 4, 8, 16, 32, 64]))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_locator(FixedLocator([-0.1, 0, 0.1, 0.3, 1, 3, 10]))

@@ -16,15 +16,20 @@ from configs import tiny_train
 
 from sparse2d.config import (
     Combine,
+    CompressionConfig,
     EngineKind,
+    LookupCompressionConfig,
+    LookupMethod,
     ParallelismKind,
     SyncConfig,
     SyncMoments,
     TableOptimizer,
     TrainConfig,
+    ValueDtype,
 )
 from sparse2d.errors import UserError
 from sparse2d.records import fingerprint, plain
+from sparse2d.report.lookup_compression import LookupStudy
 from sparse2d.report.ne_detail import Detail, along_the_pass, by_count
 from sparse2d.report.ne_gap import Study
 
@@ -362,6 +367,28 @@ def test_undefined_metrics_are_kept_out_of_means(tmp_path):
     record(tmp_path, run_config(seed=1), 0.8, eval=undefined)
     row = only(build(tmp_path), parallelism="full_mp")
     assert row["ne"] == pytest.approx(0.8)
+
+
+def test_lookup_bytes_and_gaps_are_to_the_uncompressed_run_of_the_same_seed(tmp_path):
+    dct = LookupCompressionConfig(method=LookupMethod.dct, density=0.1, value_dtype=ValueDtype.bf16)
+    codec = LookupCompressionConfig(method=LookupMethod.qcomm_bf16)
+    sent = {"none": (0, 800, 800), "dct": (8, 100, 92), "qcomm_bf16": (0, 400, 400)}
+    for seed in (0, 1):
+        for lookup in (LookupCompressionConfig(), dct, codec):
+            sizes, embeddings, gradients = (bytes_sent * (seed + 1) for bytes_sent in sent[lookup.method.name])
+            parts = {"ids": 1e6, "sizes": sizes, "embeddings": embeddings, "gradients": gradients}
+            comms = {"lookup_parts_bytes_per_step": {name: {"mean": number} for name, number in parts.items()}}
+            if lookup is dct:
+                comms["compression"] = {"lookup": {"sent_share": {"mean": 0.1}, "compress_ms_p50": {"mean": 2.0}}}
+            config = run_config(seed=seed, experiment="dct_mp", compression=CompressionConfig(lookup=lookup))
+            record(tmp_path, config, (0.8 + seed / 100) * (1.01 if lookup is dct else 1), comms=comms)
+    table = LookupStudy("dct_mp", "").build(tmp_path)
+    assert table["method"].tolist() == ["dct", "none", "qcomm_bf16"]
+    assert table["bytes_ratio"].tolist() == pytest.approx([8, 1, 2])
+    assert table["ne_gap_pct"].tolist() == pytest.approx([1, 0, 0])
+    assert table["forward_bytes_per_step"].tolist() == pytest.approx([108 * 1.5, 800 * 1.5, 400 * 1.5])
+    assert table["density"].tolist() == pytest.approx([0.1, math.nan, math.nan], nan_ok=True)
+    assert (table["n_seeds"] == 2).all()
 
 
 def test_a_damaged_record_is_named(three_seeds):

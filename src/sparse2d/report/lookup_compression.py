@@ -29,7 +29,6 @@ VALUES = {
     "backward_bytes_per_step": "backward_bytes_per_step",
     "sent_share": "sent_share",
     "compress_ms": "compress_ms",
-    "qps": "train.qps",
 }
 
 
