@@ -6,6 +6,8 @@ from matplotlib.axes import Axes
 from style import RULES, TABLES, rule_of, save, use_style
 
 PANELS_PER_ROW = 2
+# An interval of fewer is too wide to show anything.
+MIN_SEEDS = 3
 
 
 def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None:
@@ -19,6 +21,9 @@ def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None
     """
     use_style()
     parts = _panels(pd.read_csv(TABLES / f"{name}.csv"), axis)
+    if not parts:
+        print(f"no figure {name}: its table compares no two rules on {MIN_SEEDS} seeds")
+        return
     across = min(PANELS_PER_ROW, len(parts))
     down = -(-len(parts) // across)
     figure, grid = plt.subplots(down, across, figsize=(4.6 * across, 3.2 * down), squeeze=False)
@@ -40,8 +45,9 @@ def _panels(table: pd.DataFrame, axis: str) -> list[tuple[str, pd.DataFrame]]:
     """Title and rows of each comparison: of those that differ in the axis alone, one panel."""
     keys = ["data", "table_lr", *([] if axis == "num_groups" else ["num_groups"])]
     found = []
-    for (data, lr, *groups), rows in table[table["parallelism"] == "sparse_2d"].groupby(keys):
-        if rows["n_seeds"].max() > 1 and rows[axis].nunique() > 1:
+    shown = table[(table["parallelism"] == "sparse_2d") & (table["n_seeds"] >= MIN_SEEDS)]
+    for (data, lr, *groups), rows in shown.groupby(keys):
+        if len(set(rule_of(rows))) > 1 and rows[axis].nunique() > 1:
             seeds = sorted(rows["n_seeds"].astype(int).unique())
             counts = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
             parts = [f"lr {lr:g}", *(f"M {m:.0f}" for m in groups), f"{counts} seeds ({rows['label'].iloc[0]})"]
