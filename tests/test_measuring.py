@@ -17,7 +17,8 @@ def test_timing_and_profile_add_to_the_record_and_change_no_result(tmp_path, pro
     for name, options in {"plain": [], "measured": ["timing=phases", "profile=true"]}.items():
         results = tmp_path / name
         two_d = ["parallelism=sparse_2d", "parallelism.num_groups=2", "tracking.mode=disabled"]
-        assert program("train", *tiny_overrides(results, tmp_path / "rows"), *two_d, *options).code == 0
+        # 30 steps.
+        assert program("train", *tiny_overrides(results, tmp_path / "rows", 2100), *two_d, *options).code == 0
         path = only_run(results)
         records[name] = json.loads((path / "record.json").read_text())
     plain, measured = records["plain"], records["measured"]
@@ -25,6 +26,12 @@ def test_timing_and_profile_add_to_the_record_and_change_no_result(tmp_path, pro
     assert measured["eval"] == plain["eval"]
     assert measured["train"]["loss_last"] == plain["train"]["loss_last"]
     assert measured["comms"]["collectives"] == plain["comms"]["collectives"]
+    # Bytes are counted in the first 20 steps, and the counter is gone after them.
+    assert plain["comms"]["counted_steps"] == 20
+    gradients = [
+        kind for kind in plain["comms"]["collectives"] if (kind["purpose"], kind["dtype"]) == ("dense", "float32")
+    ]
+    assert [kind["calls_per_step"]["mean"] for kind in gradients] == [1]
     assert "phases_ms" not in plain["train"]
     phases = measured["train"]["phases_ms"]
     assert set(phases) == {phase.name for phase in Phase}
