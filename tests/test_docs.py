@@ -19,7 +19,6 @@ from sparse2d.cli import refuse_unknown
 from sparse2d.config import TrainConfig, check_train, conf_dir
 from sparse2d.cost.config import SimulateConfig, check_simulate
 from sparse2d.report.claims import claims_file, read_claims
-from sparse2d.report.views import text
 from sparse2d.simulate import as_override
 from sparse2d.testbed.__main__ import parse
 
@@ -169,11 +168,13 @@ def test_commands_of_claims():
 
 def test_the_readmes_headline_numbers_are_those_of_the_table():
     table = pd.read_csv(CHECKOUT / "results" / "tables" / "ne_parity.csv")
-    written = {text(value, column) for column in ("ne", "auc", "ne_gap_pct") for value in table[column].dropna()}
-    rows = re.findall(r"^\| (?:full model parallelism|2D, M = ).*", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
-    numbers = {number for row in rows for number in re.findall(r"[+-]?\d+\.\d+", row)}
+    gaps = [column for column in table if column.endswith("gap_pct")]
+    written = {format(value, "+.2f") for column in gaps for value in table[column].dropna()}
+    spreads = {format(value, ".2f") for column in gaps for value in table[f"{column}_ci95"].dropna()}
+    rows = re.findall(r"^\| M = \d+, .*", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
     assert len(rows) >= 7
-    assert numbers <= written
+    assert set(re.findall(r"(?<= )[+-]\d\.\d+", "".join(rows))) <= written
+    assert set(re.findall(r"(?<=\+- )\d\.\d+", "".join(rows))) <= spreads
 
 
 def test_links_lead_somewhere():
