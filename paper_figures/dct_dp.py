@@ -1,4 +1,4 @@
-"""Dense gradients by DCT-DP: NE gap against bytes saved, and what the threshold's lifetime L does to both."""
+"""Dense gradients by DCT-DP: NE gap against bytes saved, and, where that was run, what L does to both."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -38,17 +38,21 @@ def draw_lifetime(axes: Axes, table: pd.DataFrame, column: str, label: str) -> N
 
 
 def main() -> None:
-    """Draw ``results/tables/dct_dp.csv`` and ``dct_lifetime.csv``; bars are the standard deviation over seeds."""
+    """Draw ``dct_dp.csv`` and, if it is there, ``dct_lifetime.csv``; bars are the standard deviation over seeds."""
     use_style()
-    density, lifetime = (pd.read_csv(TABLES / f"{name}.csv") for name in ("dct_dp", "dct_lifetime"))
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.4))
-    draw_bytes(left, density)
-    draw_lifetime(middle, lifetime, "ne_gap_pct", "NE gap to no compression (%)")
-    draw_lifetime(right, lifetime, "sent_share", "share of the entries that is sent")
-    first = density.iloc[0]
+    density, path = pd.read_csv(TABLES / "dct_dp.csv"), TABLES / "dct_lifetime.csv"
+    panels = 3 if path.is_file() else 1
+    figure, grid = plt.subplots(1, panels, figsize=(max(3.4 * panels, 5), 3.4), squeeze=False)
+    draw_bytes(grid[0][0], density)
+    if panels > 1:
+        lifetime = pd.read_csv(path)
+        draw_lifetime(grid[0][1], lifetime, "ne_gap_pct", "NE gap to no compression (%)")
+        draw_lifetime(grid[0][2], lifetime, "sent_share", "share of the entries that is sent")
+    first, compressed = density.iloc[0], density[density["method"] != "none"]
+    seeds = ", ".join(str(int(number)) for number in sorted(compressed["n_seeds"].unique()))
     figure.suptitle(
         f"{first['data']}, {first['num_ranks']:.0f} ranks, B {first['global_batch_size']:.0f}, "
-        f"{int(density['n_seeds'].max())} seeds ({first['label']})",
+        f"seeds: {seeds} ({first['label']})",
         fontsize=8,
     )
     save(figure, "dct_dp")

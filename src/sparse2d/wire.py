@@ -243,7 +243,7 @@ def wire_record(counter: WireCounter, steps: int, averagings: int) -> dict[str, 
         averagings: among them, the same on all ranks.
     """
     ranks: list[Any] = [None] * dist.get_world_size()
-    middle = statistics.median(counter.dense_bytes) if counter.dense_bytes else 0.0
+    middle = statistics.median(counter.dense_bytes[:steps]) if steps else 0.0
     dist.all_gather_object(ranks, (counter.sent_bytes, counter.calls, middle))
     sent, calls, middles = zip(*ranks, strict=True)
 

@@ -30,7 +30,7 @@ READ_BY = {
 }
 RATIOS = {
     "bytes_ratio": "comms.dense_bytes_per_step.mean",
-    "steady_bytes_ratio": "comms.dense_bytes_p50.mean",
+    "steady_bytes_ratio": "steady_bytes",
     "lookup_bytes_ratio": "comms.lookup_bytes_per_step.mean",
 }
 GAPS = {"ne_gap_pct": "eval.ne", "auc_gap_pct": "eval.auc", "progressive_gap_pct": "progressive.ne"}
@@ -85,6 +85,9 @@ class CompressionStudy:
         for name in columns:
             if name in READ_BY:
                 runs[name] = runs[name].where(runs["method"].isin(READ_BY[name]))
+        # Without compression all steps are alike, and only the first ones are counted.
+        per_step = runs["comms.dense_bytes_per_step.mean"]
+        runs["steady_bytes"] = runs["comms.dense_bytes_p50.mean"].where(runs["method"] != "none", per_step)
         for name, column in RATIOS.items():
             runs[name] = 1 / to_uncompressed(runs, column)
         for name, column in GAPS.items():
