@@ -1,6 +1,6 @@
 """Runs an experiment on hosts in miniature, three times, and goes on where it was stopped.
 
-Each session is one testbed whose ranks run all of the experiment's jobs that are not finished yet: ranks start once.
+On one testbed after the other, whose ranks start once and run all of the experiment's jobs that are not finished yet.
 
     make shaped EXPERIMENT=qps_scaling
     python experiments/shaped.py qps_scaling --show      # only print the commands
@@ -22,13 +22,13 @@ CONF = Path(__file__).parents[1] / "conf"
 INTER_HOST_MBIT = 200
 
 
-class Session(NamedTuple):
-    """One testbed, and what runs on it."""
+class Testbed(NamedTuple):
+    """Hosts in miniature, and what runs on them."""
 
     hosts: int
     ranks_per_host: int
     overrides: list[str]
-    # Repetitions that take their turns in one session, where they are short; 1 else, one after the other.
+    # Repetitions that take their turns on one testbed, where they are short; 1 else, one after the other.
     together: int
 
 
@@ -39,37 +39,37 @@ def arms_of_two_ranks() -> str:
     return f"hydra.sweeper.arms={json.dumps(arms)}"
 
 
-SESSIONS = {
+TESTBEDS = {
     "qps_scaling": [
-        Session(4, 2, [], together=1),
-        Session(2, 2, [], together=3),
-        Session(1, 2, [arms_of_two_ranks()], together=3),
+        Testbed(4, 2, [], together=1),
+        Testbed(2, 2, [], together=3),
+        Testbed(1, 2, [arms_of_two_ranks()], together=3),
     ],
-    "placement": [Session(2, 4, [], together=1)],
-    "sync_interval_qps": [Session(4, 2, [], together=3)],
-    "group_size": [Session(4, 2, [], together=3)],
+    "placement": [Testbed(2, 4, [], together=1)],
+    "sync_interval_qps": [Testbed(4, 2, [], together=3)],
+    "group_size": [Testbed(4, 2, [], together=3)],
 }
 
 
 def commands(experiment: str, repetitions: int, overrides: list[str]) -> Iterator[list[str]]:
-    """The command of each session; a repetition is a seed."""
+    """The command of each testbed; a repetition is a seed."""
     for first in range(repetitions):
-        for session in SESSIONS[experiment]:
-            if first % session.together:
+        for testbed in TESTBEDS[experiment]:
+            if first % testbed.together:
                 continue
-            seeds = ",".join(map(str, range(first, min(first + session.together, repetitions))))
+            seeds = ",".join(map(str, range(first, min(first + testbed.together, repetitions))))
             yield [
                 *(sys.executable, "-m", "sparse2d.testbed", "run"),
-                *(f"hosts={session.hosts}", f"ranks_per_host={session.ranks_per_host}"),
+                *(f"hosts={testbed.hosts}", f"ranks_per_host={testbed.ranks_per_host}"),
                 *(f"inter_host_mbit={INTER_HOST_MBIT}", "--", "-m", f"experiment={experiment}"),
-                *(f"seed={seeds}", *session.overrides, *overrides),
+                *(f"seed={seeds}", *testbed.overrides, *overrides),
             ]
 
 
 def main() -> int:
-    """Run all sessions; returns how many had a failing job."""
+    """Run all; returns on how many testbeds a job failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("experiment", choices=SESSIONS)
+    parser.add_argument("experiment", choices=TESTBEDS)
     parser.add_argument("overrides", nargs="*", help="further options of sparse2d.train, say results_dir=...")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--show", action="store_true", help="print the commands instead of running them")

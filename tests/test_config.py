@@ -187,7 +187,7 @@ def test_one_moment_scale_has_one_fingerprint(train_config):
             r"sync\.wire_dtype=bf16 has no effect with engine=emulated; leave it at fp32",
         ),
         (["engine=emulated", "pipeline=sparse_dist"], r"pipeline=sparse_dist has no effect with engine=emulated"),
-        (["engine=emulated", "checkpoint.interval=5"], r"engine=emulated neither writes nor reads checkpoints"),
+        (["engine=emulated", "checkpoint.resume=somewhere"], r"engine=emulated reads no checkpoints"),
     ],
 )
 def test_contradictions_are_refused_with_their_numbers(overrides, message, train_config):

@@ -40,6 +40,10 @@ def main(config: TrainConfig) -> str | None:
     is_first = rank is None or rank.is_first
     check_train(config)
     settle(config)
+    if config.engine is EngineKind.emulated and config.checkpoint.interval is not None:
+        # Not an error: launch=slurm asks for them on behalf of all runs.
+        log.info("engine=emulated writes no checkpoints: a run that is stopped starts anew")
+        config.checkpoint.interval = None
     pinned = config.parallelism.plan_file
     # Read before the data: a damaged file is told at once.
     plan = read_plan(Path(pinned)) if pinned is not None else None
