@@ -56,5 +56,8 @@ def test_a_preempted_job_goes_on_from_its_newest_checkpoint_and_a_failing_one_is
 
 
 def is_job(process: psutil.Process) -> bool:
-    """Whether a process is what submitit runs a job in."""
-    return "submitit.core._submit" in process.cmdline()
+    """Whether a process is what submitit runs a job in; the one that failed may be about to be gone."""
+    try:
+        return "submitit.core._submit" in process.cmdline()
+    except psutil.Error:
+        return False
