@@ -15,14 +15,14 @@ pytest.importorskip(
 
 
 def test_slurm_gets_an_array_that_may_be_queued_again(composed):
-    config = composed("train", "launch=slurm", "experiment=ne_parity", with_hydra=True)
+    config = composed("train", "launch=slurm", "experiment=ne_parity", "launch.num_ranks=4", with_hydra=True)
     launcher = config.hydra.launcher
     assert launcher._target_.endswith(".SlurmLauncher")
     assert (launcher.nodes, launcher.tasks_per_node) == (1, 1)
     assert launcher.array_parallelism > 1
     assert launcher.max_num_timeout > 0
     assert config.checkpoint.interval is not None
-    assert config.launch.num_ranks == 8
+    assert config.launch.num_ranks == 4
 
 
 def test_a_single_job_is_not_run_on_the_login_node(program, tmp_path):
