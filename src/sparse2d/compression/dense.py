@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import queue
-import statistics
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from sparse2d.compression.compressor import Compressor
+from sparse2d.compression.compressor import Compressor, compress_times
 from sparse2d.compression.error_feedback import Entries, ErrorFeedback
 from sparse2d.compression.exchange import Collective, SparseMean
 from sparse2d.config import DenseCompressionConfig, DenseMethod
@@ -150,8 +149,7 @@ class DctDp:
         """Compression time of a step (all but waiting for others), entries sent, thresholds found, collectives used."""
         steps = max(len(self.compress_s), 1)
         return {
-            "compress_ms_mean": sum(self.compress_s) / steps * 1e3,
-            "compress_ms_p50": statistics.median(self.compress_s) * 1e3 if self.compress_s else 0.0,
+            **compress_times(self.compress_s),
             "sent_share": sum(self.num_sent) / steps / self.feedback.flat.numel(),
             "thresholds_found": self.feedback.num_found,
             **{f"steps_{kind.name}": self.collectives[kind] for kind in Collective},

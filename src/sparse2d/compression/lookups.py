@@ -11,7 +11,6 @@ alone, and the gradients' codec knows nothing of what was sent forward. So the c
   The density is of all partial sums: with one id a bag most are zero, and more than that share of the others is sent.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,11 +27,11 @@ from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingDist
 from torchrec.distributed.types import Awaitable
 
 from sparse2d.compression.codecs import PRECISIONS, SUMMED, torchrec_codecs
+from sparse2d.compression.compressor import compress_times
+from sparse2d.compression.error_feedback import DTYPES
 from sparse2d.compression.masked_exchange import Exchanged, MaskedExchange, Meter
 from sparse2d.compression.selection import Selection, selection_of
-from sparse2d.config import LookupCompressionConfig, ValueDtype
-
-_DTYPES = {ValueDtype.fp32: torch.float32, ValueDtype.bf16: torch.bfloat16, ValueDtype.fp16: torch.float16}
+from sparse2d.config import LookupCompressionConfig
 
 
 class _Arriving(Awaitable[Tensor]):
@@ -62,7 +61,7 @@ class Sender:
         self.selection: Selection = selection_of(dims, config)
         self.step = 0
         self.meter = Meter()
-        self._dtype = _DTYPES[config.value_dtype]
+        self._dtype = DTYPES[config.value_dtype]
 
     def batch_sizes(self, embeddings: Tensor, given: Sequence[int] | None) -> list[int]:
         """Samples of each rank: as given, or equal parts."""
@@ -238,11 +237,9 @@ class LookupCompression:
         self._close_step()
         if self._config.method in PRECISIONS:
             return {}
-        steps = max(len(self._compress_s), 1)
         entries = sum(sender.meter.entries for sender in self._senders)
         return {
-            "compress_ms_mean": sum(self._compress_s) / steps * 1e3,
-            "compress_ms_p50": statistics.median(self._compress_s) * 1e3 if self._compress_s else 0.0,
+            **compress_times(self._compress_s),
             "sent_share": sum(sender.meter.sent for sender in self._senders) / max(entries, 1),
             "thresholds_found": max((sender.selection.num_found for sender in self._senders), default=0),
         }

@@ -1,6 +1,6 @@
 """What compression of dense gradients, or of both kinds of traffic, saves in bytes and time and costs in NE."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,9 +82,7 @@ class CompressionStudy:
             if column not in runs and "." in column:
                 runs[column] = float("nan")
         columns = [*self.options.values()]
-        for name in columns:
-            if name in READ_BY:
-                runs[name] = runs[name].where(runs["method"].isin(READ_BY[name]))
+        blank_unread(runs, columns)
         # Without compression all steps are alike, and only the first ones are counted.
         per_step = runs["comms.dense_bytes_per_step.mean"]
         runs["steady_bytes"] = runs["comms.dense_bytes_p50.mean"].where(runs["method"] != "none", per_step)
@@ -96,6 +94,13 @@ class CompressionStudy:
         table = pd.DataFrame(table_rows(runs, columns, VALUES))
         table = table.sort_values([*COMPARISON, "parallelism", "num_groups", *columns], ignore_index=True)
         return table if self.where is None else table.query(self.where).reset_index(drop=True)
+
+
+def blank_unread(runs: pd.DataFrame, options: Iterable[str]) -> None:
+    """Blank, in place, columns of options where the run's ``method`` does not read them."""
+    for name in options:
+        if name in READ_BY:
+            runs[name] = runs[name].where(runs["method"].isin(READ_BY[name]))
 
 
 def to_uncompressed(runs: pd.DataFrame, column: str) -> pd.Series:

@@ -5,17 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from sparse2d.report.dense_compression import to_uncompressed
+from sparse2d.report.dense_compression import blank_unread, to_uncompressed
 from sparse2d.report.ne_gap import COMPARISON, prepared, table_rows
 from sparse2d.report.runs import load_runs
 
-# Columns that tell the rows of one comparison apart, and which methods read them.
-OPTIONS = {
-    "density": ("dct", "topk"),
-    "lifetime": ("dct",),
-    "value_dtype": ("dct", "topk"),
-    "warmup_steps": ("dct", "topk"),
-}
+# Columns that tell the rows of one comparison apart.
+OPTIONS = ("density", "lifetime", "value_dtype", "warmup_steps")
 # Of lookups, what is embeddings: ids are sent as they are.
 EMBEDDINGS = ("sizes", "embeddings", "gradients")
 VALUES = {
@@ -53,9 +48,7 @@ class LookupStudy:
         runs = prepared(runs.rename(columns=options), list(options.values())).assign(
             dim=runs["config.model.embedding_dim"]
         )
-        for name, methods in OPTIONS.items():
-            # What a method does not read has its default, which says nothing of it.
-            runs[name] = runs[name].where(runs["method"].isin(methods))
+        blank_unread(runs, OPTIONS)
         for name, parts in {
             "bytes": EMBEDDINGS,
             "forward_bytes": EMBEDDINGS[:2],
