@@ -12,7 +12,7 @@ from configs import experiments_of
 from sparse2d.config import conf_dir
 from sparse2d.cost.config import HardwareConfig, Task, check_simulate
 from sparse2d.cost.model import predict
-from sparse2d.cost.recommend import PLACEMENTS, best, choices, divisors
+from sparse2d.cost.recommend import PLACEMENTS, best, choices, divisors, reasons
 from sparse2d.cost.sweep import fingerprint
 from sparse2d.cost.workload import make_workload
 from sparse2d.simulate import as_override
@@ -227,6 +227,19 @@ def test_the_recommendation_is_the_best_of_all_layouts_that_fit(simulate_config)
     assert not winner.prediction.oom
     assert {choice.num_groups for choice in tried} <= set(divisors(1024)) == {2**k for k in range(11)}
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    # K is the options', and the best row of each other K is told.
+    rows = [
+        {"sync_interval": interval, "num_groups": num_groups, "qps": factor * winner.qps, "oom": oom}
+        for interval, num_groups, factor, oom in [
+            (1, 4, 1, False),
+            (4, 8, 1.5, False),
+            (4, 4, 1.2, False),
+            (4, 2, 9, True),
+        ]
+    ]
+    told = reasons(winner, tables, tried, rows)
+    assert f"best M = {winner.num_groups} at K = 1, placement " in told[0]
+    assert [line.split("; ")[1] for line in told if "sync.interval" in line] == ["K = 4: 1.50 x that with M = 8"]
 
 
 def test_fingerprints_tell_predictions_apart_and_nothing_else(simulate_config):

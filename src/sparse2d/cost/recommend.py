@@ -98,7 +98,7 @@ def recommend(config: SimulateConfig) -> None:
     console = Console(width=WIDTH)
     rows = _grid_rows(config, workload)
     console.print(_grid_table(config, rows))
-    for line in reasons(winner, workload, list(choices(config, workload, of_placement))):
+    for line in reasons(winner, workload, list(choices(config, workload, of_placement)), rows):
         console.print(line, highlight=False, markup=False)
     bars = tornado(winner.config, workload, of_placement)
     console.print(_tornado_table(bars))
@@ -109,18 +109,20 @@ def recommend(config: SimulateConfig) -> None:
     console.print(f"tables: {tables / name}.csv, {name}_tornado.csv", highlight=False)
 
 
-def reasons(winner: Choice, workload: Workload, same_placement: list[Choice]) -> list[str]:
-    """Best M, its sharding group, the flatness of the optimum, and what binds, in words."""
+def reasons(winner: Choice, workload: Workload, same_placement: list[Choice], grid: list[Row]) -> list[str]:
+    """Best M, its sharding group, the flatness of the optimum, what K is worth, and what binds, in words."""
     config, prediction = winner.config, winner.prediction
     mesh, hosts = prediction.mesh, prediction.mesh.group_size / config.hardware.gpus_per_host
     flat = [c.num_groups for c in same_placement if c.qps >= winner.qps * (1 - FLAT_PCT / 100)]
     full = next((c for c in same_placement if c.num_groups == 1), None)
     gain = "full MP does not fit" if full is None or not full.qps else f"{winner.qps / full.qps:.2f} x full MP"
     return [
-        f"{LABEL}: best M = {mesh.num_groups}, placement {winner.placement}: {winner.qps:.4g} QPS, {gain}",
+        f"{LABEL}: best M = {mesh.num_groups} at K = {config.sync.interval}, placement {winner.placement}: "
+        f"{winner.qps:.4g} QPS, {gain}",
         f"{LABEL}: sharding group N = {mesh.group_size} GPUs ({hosts:g} hosts), {verdict(prediction)}",
         f"{LABEL}: flat within {FLAT_PCT:g} % for M in {flat}",
         f"{LABEL}: {_next_group(winner, same_placement)}",
+        f"{LABEL}: {_other_intervals(winner, grid)}",
         *(f"{LABEL}: {line}" for line in binding(winner, workload)),
         *(f"{LABEL}: {line}" for line in _touched(winner, workload)),
     ]
@@ -142,6 +144,21 @@ def _next_group(winner: Choice, same_placement: list[Choice]) -> str:
         f"averaging bounds M: M = {more[0]} loses {loss:.1f} % (averaging {1e3 * step.averaging:.1f} -> "
         f"{1e3 * next_step.averaging:.1f} ms a step)"
     )
+
+
+def _other_intervals(winner: Choice, grid: list[Row]) -> str:
+    """Why K stays, and what QPS the other intervals of the grid would give."""
+    own = winner.config.sync.interval
+    best_of: dict[int, Row] = {}
+    for row in sorted((row for row in grid if row["qps"] and not row["oom"]), key=lambda row: row["qps"]):
+        best_of[row["sync_interval"]] = row
+    others = ", ".join(
+        f"K = {interval}: {row['qps'] / winner.qps:.2f} x that with M = {row['num_groups']}"
+        for interval, row in sorted(best_of.items())
+        if interval != own
+    )
+    kept = f"K = {own} is sync.interval: what NE another K gives, the model cannot say"
+    return f"{kept}; {others}" if others else kept
 
 
 def binding(winner: Choice, workload: Workload) -> list[str]:
