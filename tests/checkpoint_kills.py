@@ -22,24 +22,28 @@ from torch import Tensor
 from sparse2d.checkpoint.folder import candidates_at
 from sparse2d.checkpoint.rectangles import Rectangle, RectangleLoadPlanner
 
+RANKS = 4
+# Enough for the next kill to come, wherever in a save or between saves it waits for its moment.
+STEPS_PER_KILL = 40
 
-def command(results: Path, data: Path, *more: str) -> list[str]:
+
+def command(results: Path, data: Path, steps: int, *more: str) -> list[str]:
     """A run of four ranks, 2 x 2, whose checkpoints are large enough to be caught being written."""
     options = [
         f"results_dir={results}",
         f"data.out_dir={data}",
         "data.synthetic.rows=14000",
-        "data.max_table_rows=20000",
-        "data.min_table_rows=20000",
+        "data.max_table_rows=8000",
+        "data.min_table_rows=8000",
         "parallelism=sparse_2d",
         "parallelism.num_groups=2",
         "sync.interval=3",
-        "launch.num_ranks=4",
+        f"launch.num_ranks={RANKS}",
         "global_batch_size=60",
         "log_every=7",
-        "max_steps=160",
+        f"max_steps={steps}",
         "tracking=none",
-        "checkpoint.interval=5",
+        "checkpoint.interval=8",
     ]
     return [sys.executable, "-m", "sparse2d.train", *options, *more]
 
@@ -61,12 +65,14 @@ def kill_ranks(process: subprocess.Popen, run_dir: Path, kills: int, seed: int) 
         while_saving = number % 2 == 0
         before = len(points(run_dir))
         _wait(process, lambda before=before: len(points(run_dir)) > before or process.poll() is not None)
-        time.sleep(rng.uniform(0, 0.5))
+        time.sleep(rng.uniform(0, 0.3))
         _wait(process, lambda wanted=while_saving: any(run_dir.glob("checkpoints/*.partial")) == wanted)
         time.sleep(rng.uniform(0, 0.05) if while_saving else 0)
         if process.poll() is not None:
             break
-        victim = rng.choice(rank_processes(process.pid))
+        ranks = rank_processes(process.pid)
+        assert len(ranks) == RANKS
+        victim = rng.choice(ranks)
         partial = any(run_dir.glob("checkpoints/*.partial"))
         os.kill(victim.pid, signal.SIGKILL)
         done.append(f"after {points(run_dir)[-1:]}, {'in a save' if partial else 'between saves'}")
@@ -106,10 +112,10 @@ def only_run(results: Path) -> Path:
 def killed_and_undisturbed(folder: Path, kills: int, seed: int) -> tuple[Path, Path, list[str]]:
     """Run folders of the same run, undisturbed and with kills, and when each kill came."""
     data = folder / "data"
-    subprocess.run(command(folder / "undisturbed", data), check=True, timeout=600)
+    steps = STEPS_PER_KILL * kills
+    subprocess.run(command(folder / "undisturbed", data, steps), check=True, timeout=600)
     run_dir = folder / "killed" / only_run(folder / "undisturbed").relative_to(folder / "undisturbed")
-    more = [f"launch.max_restarts={kills}"]
-    with subprocess.Popen(command(folder / "killed", data, *more)) as process:
+    with subprocess.Popen(command(folder / "killed", data, steps, f"launch.max_restarts={kills}")) as process:
         try:
             done = kill_ranks(process, run_dir, kills, seed)
             code = process.wait(600)
