@@ -19,6 +19,12 @@ def assert_one_line(ended, name, text):
     assert text in ended.err
 
 
+def test_ranks_that_torchrun_did_not_start_are_refused(refused, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused("train", "launch.num_ranks=4", text="launch.num_ranks=4, but torchrun has started 2 ranks; leave it out or")
+
+
 @pytest.fixture
 def refused(program, tmp_path):
     """Run a program that must refuse its options before anything is written."""
@@ -48,6 +54,7 @@ def refused(program, tmp_path):
         ("optimizer.name=lamb", "optimizer.name: Invalid value 'lamb', expected one of [sgd, "),
         ("optimizer.lr=fast", "optimizer.lr: Value 'fast' of type 'str' could not be converted to Float"),
         ("max_steps=1.5", "max_steps: Value '1.5' of type 'float' could not be converted to Integer"),
+        ("parallelism.sharding=table_wise", "table_wise is no list; write parallelism.sharding=[table_wise]"),
         ("results_dir=null", "'results_dir' is not Optional"),
         ("foo", "cannot read the override 'foo': expected key=value"),
         ("seed==[", "cannot read the override 'seed==['"),

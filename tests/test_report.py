@@ -412,6 +412,12 @@ def test_the_file_is_the_same_bytes_each_time_and_is_shown(three_seeds, program)
     assert (first.code, second.code) == (0, 0)
     assert path.read_bytes() == content
     assert first.out == second.out
+    assert "is replaced" not in second.log
+    path.write_text(content.decode() + "\n")
+    rows = len(content.splitlines()) - 1
+    told = f"{path} is replaced: its {rows} rows are of "
+    assert told in program("report", f"results_dir={three_seeds}", "tables=[ne_parity]").log
+    assert path.read_bytes() == content
     for text in ("+5.667", "0.7800", "constant", "momentum_scaled_rowwise_adagrad"):
         assert text in first.out
     written = pd.read_csv(path)

@@ -1,6 +1,7 @@
 """Counted bytes against the loopback interface's own counters, and against what the layout implies."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import pytest
 import wire_ranks
 from configs import tiny_train
 
+from sparse2d.compression.compressor import savings
 from sparse2d.config import (
+    DenseCompressionConfig,
+    DenseMethod,
     LookupCompressionConfig,
     LookupMethod,
     OptimizerConfig,
@@ -97,7 +101,8 @@ def configs(tmp_path_factory) -> dict[str, TrainConfig]:
 @pytest.fixture(scope="module")
 def trainings(configs, tiny_dataset) -> dict[str, dict]:
     lookup = LookupCompressionConfig(method=LookupMethod.dct, density=0.05)
-    compression = replace(configs["full_mp"].compression, lookup=lookup)
+    dense = DenseCompressionConfig(method=DenseMethod.dct, density=0.05)
+    compression = replace(configs["full_mp"].compression, lookup=lookup, dense=dense)
     compressed = configs | {"dct": replace(configs["full_mp"], compression=compression)}
     return run_ranks(wire_ranks.count_trainings, compressed, tiny_dataset, STEPS, num_ranks=NUM_RANKS)
 
@@ -151,6 +156,19 @@ def test_thresholded_lookups_send_positions_and_values_there_and_values_back(tra
     # Positions take at least a flag bit for eight entries, and at most a byte for each value with a tenth for flags.
     positions = dct["embeddings"]["mean"] - values
     assert entries / FLOAT / 64 < positions < values / FLOAT + 1.1 * entries / FLOAT / 64 + 8 * NUM_RANKS
+
+
+def test_savings_are_told_against_what_a_run_without_compression_sends(trainings):
+    full, dct = trainings["full_mp"], trainings["dct"]
+    of_ranks = {
+        name: {key: {"mean": value} for key, value in record.items()} for name, record in dct["compression"].items()
+    }
+    told = savings(dct | {"compression": of_ranks})
+    times, share = re.search(r"([\d.]+) times as much\) and .* \(([\d.]+)% of the entries\)", told).groups()
+    sent = [record["dense_bytes_per_step"]["mean"] for record in (full, dct)]
+    assert float(times) == pytest.approx(sent[0] / sent[1], rel=0.02)
+    assert 2 < float(share) < 10
+    assert savings(full) is None
 
 
 @pytest.mark.parametrize("layout", ["full_mp", "2d", "2d_rowwise", "2d_alone"])

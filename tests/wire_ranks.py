@@ -85,6 +85,7 @@ def count_trainings(configs: dict[str, TrainConfig], dataset: Path, steps: int) 
                 records[name] = wire_record(wire, steps, averagings) | {"seen": seen, "counted": counted}
             dense = (p.numel() for n, p in engine.model.named_parameters() if "embedding_bags" not in n)
             records[name]["dense_elements"] = sum(dense)
+            records[name]["compression"] = {of: each.record() for of, each in engine.compressors.items()}
     return records
 
 

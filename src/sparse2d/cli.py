@@ -138,6 +138,8 @@ def explain(error: Exception, schema: type[Any], groups: Iterable[str] = ()) -> 
         if isinstance(cause, ConfigCompositionException) and "No match in the defaults list" in str(cause):
             return _unknown(str(cause).split("'")[1], schema, groups)
         if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+            if "is not a ListConfig" in str(cause.msg):
+                return f"{cause.full_key}={cause.value} is no list; write {cause.full_key}=[{cause.value}]"
             return f"{cause.full_key}: {str(cause.msg or cause).splitlines()[0]}"
         if "Ambiguous value for argument" in str(cause):
             return f"{str(cause).splitlines()[0]}: several values make a sweep, which takes -m"

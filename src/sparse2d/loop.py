@@ -16,6 +16,7 @@ from scipy.special import logit
 from torchrec.datasets.utils import Batch
 
 from sparse2d.checkpoint.checkpointer import Checkpointer, Resumed
+from sparse2d.checkpoint.folder import refuse_beyond
 from sparse2d.checkpoint.local_state import seed_rng
 from sparse2d.config import Device, Pipeline, Timing, TrainConfig
 from sparse2d.data.batch import to_torchrec
@@ -148,13 +149,13 @@ def train(
         PreemptedError: if the ranks were told to end; there is a checkpoint of the last step, then.
     """
     batch_size, total = config.global_batch_size, num_train_steps(dataset, config.global_batch_size)
-    steps = min(total, config.max_steps or total)
+    steps = num_train_steps(dataset, batch_size, config.max_steps)
     if dropped := dropped_rows(dataset, batch_size):
         log.info("the last %d training rows fill no batch of %d and are dropped", dropped, batch_size)
     if (config.max_steps or 0) > total:
         log.info("max_steps=%d is more than one pass: the training rows fill %d steps", config.max_steps, total)
-    if resumed.step > steps:
-        raise UserError(f"{resumed.path} is of step {resumed.step}, beyond the {steps} steps of this run")
+    if resumed.path is not None:
+        refuse_beyond(resumed.path, steps)
     if resumed.step == steps:
         log.info("%s is of the last of %d steps: nothing is left to train, only to evaluate", resumed.path, steps)
     warmup_steps = min(WARMUP_STEPS, (steps - resumed.step) // 2)

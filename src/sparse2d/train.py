@@ -8,8 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sparse2d.checkpoint.folder import candidates_at
+from hydra.core.hydra_config import HydraConfig
+
+from sparse2d.checkpoint.folder import candidates_at, checkpoints_in, refuse_beyond, step_of
 from sparse2d.cli import run_entry_point
+from sparse2d.compression.compressor import savings
 from sparse2d.config import EngineKind, TrainConfig, check_train, settle
 from sparse2d.data.dataset import Dataset, num_train_steps, open_dataset
 from sparse2d.data.prepare import known_table_rows, prepare
@@ -34,6 +37,7 @@ def main(config: TrainConfig) -> str | None:
     if rank is not None:
         if config.engine is EngineKind.emulated:
             raise UserError("engine=emulated is one process that stands for all ranks; start it without torchrun")
+        _refuse_another_world(config, rank.world_size)
         config.launch.num_ranks = rank.world_size
     if config.rank_batch_size is not None:
         config.global_batch_size = config.rank_batch_size * config.launch.num_ranks
@@ -51,14 +55,16 @@ def main(config: TrainConfig) -> str | None:
         if is_first:
             _plan_only(config)
         return None
-    if (path := config.checkpoint.resume_path) is not None:
-        candidates_at(path)
+    if (resumed := config.checkpoint.resume_path) is not None:
+        candidates_at(resumed)
     dataset = _dataset(config, show_progress=is_first)
     run = RunDirectory(config, dataset.digest, None if plan is None else plan.digest)
     if not config.rerun and (record := run.completed_record()) is not None:
         if is_first:
             log.info("already finished (rerun=true runs it again): %s", _outcome(record, run.path))
         return str(run.path)
+    if resumed is not None and (config.rerun or not checkpoints_in(run.checkpoints)):
+        refuse_beyond(resumed, num_train_steps(dataset, config.global_batch_size, config.max_steps))
     check_environment()
     check_device(config.launch.device)
     if pinned is not None:
@@ -78,7 +84,20 @@ def main(config: TrainConfig) -> str | None:
         raise
     if is_first:
         log.info(_outcome(run.finish("completed", None, results), run.path))
+        if (saved := savings(results["comms"])) is not None:
+            log.info(saved)
     return str(run.path)
+
+
+def _refuse_another_world(config: TrainConfig, world_size: int) -> None:
+    """Under torchrun the world is torchrun's; a default or an experiment's number gives way, the user's must be it."""
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    asked = any(override.lstrip("+").startswith("launch.num_ranks=") for override in overrides)
+    if asked and config.launch.num_ranks != world_size:
+        raise UserError(
+            f"launch.num_ranks={config.launch.num_ranks}, but torchrun has started {world_size} ranks; leave it out or "
+            "have torchrun start so many"
+        )
 
 
 def _plan_only(config: TrainConfig) -> None:
@@ -126,12 +145,20 @@ def _record_failure(run: RunDirectory, error: BaseException) -> None:
     """Leave a record that says what happened; the exception goes on."""
     interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if isinstance(error, SystemExit) and not isinstance(error, PreemptedError):
-        text = f"ended with exit code {error.code}"
+    if interrupted:
+        text = text if isinstance(error, PreemptedError) else _stopped(run)
+        log.info(text)
     run.finish("interrupted" if interrupted else "failed", text, {})
     if isinstance(error, RanksFailedError) and error.cause.traceback:
         with (run.path / "run.log").open("a") as file:
             file.write(f"rank {error.cause.rank}:\n{error.cause.traceback}\n")
+
+
+def _stopped(run: RunDirectory) -> str:
+    """Where a run that was stopped goes on."""
+    if saved := checkpoints_in(run.checkpoints):
+        return f"stopped; the same command goes on from step {step_of(saved[0])}, the last one saved: {saved[0]}"
+    return "stopped, and no step was saved (checkpoint.interval has steps saved); the same command starts anew"
 
 
 def _record_failure_of_ranks(run: RunDirectory, error: BaseException, rank: RankInfo) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_ranks import CheckpointedResult, CheckpointedRun, train_with_checkpoints
-from configs import tiny_train
+from configs import tiny_overrides, tiny_train
 
 from sparse2d.config import (
     Combine,
@@ -37,11 +37,11 @@ def train(runs: list[CheckpointedRun], dataset: Path) -> list[CheckpointedResult
     return run_ranks(train_with_checkpoints, runs, dataset, num_ranks=runs[0].config.launch.num_ranks)
 
 
-def straight_and_resumed(config: TrainConfig, folder: Path, dataset: Path) -> list[CheckpointedResult]:
+def straight_and_resumed(config: TrainConfig, folder: Path) -> list[CheckpointedRun]:
     """Ten steps; four steps, a checkpoint and one step more; resumed from it, the other six."""
     config.checkpoint.interval = SAVED
     runs = [("straight", STEPS), ("stopped", SAVED + 1), ("stopped", STEPS)]
-    return train([CheckpointedRun(config, folder / name, stop) for name, stop in runs], dataset)
+    return [CheckpointedRun(config, folder / name, stop) for name, stop in runs]
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], what: str = "") -> None:
@@ -61,6 +61,7 @@ def assert_same_tables(one: CheckpointedResult, other: CheckpointedResult, what:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_4_steps_resumed_and_6_more_equal_10_straight(optimizer, tmp_path, tiny_dataset):
     layouts = {
@@ -75,11 +76,14 @@ def test_4_steps_resumed_and_6_more_equal_10_straight(optimizer, tmp_path, tiny_
         method=DenseMethod.dct, density=0.05, lifetime=3, value_dtype=ValueDtype.bf16
     )
     layouts["2d, gradients averaged"].sync.combine = Combine.gradient
-    for name, config in layouts.items():
+    for config in layouts.values():
         config.optimizer.name = optimizer
         config.optimizer.dense.name = DenseOptimizer.adam
         config.log_every = 3
-        straight, stopped, resumed = straight_and_resumed(config, tmp_path / name, tiny_dataset)
+    # All on the same ranks, which take longer to start than to train.
+    runs = [run for name, config in layouts.items() for run in straight_and_resumed(config, tmp_path / name)]
+    results = iter(train(runs, tiny_dataset))
+    for name, straight, stopped, resumed in zip(layouts, results, results, results, strict=True):
         assert (straight.resumed_step, stopped.resumed_step, resumed.resumed_step) == (0, 0, SAVED)
         assert_same_tables(straight, resumed, name)
         assert set(resumed.iterations.values()) == {STEPS}
@@ -105,40 +109,64 @@ LOADED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_saved_on_2_x_2_loads_into_every_layout(optimizer, tmp_path, tiny_dataset):
+@pytest.mark.timeout(600)
+def test_saved_on_2_x_2_loads_into_every_layout(tmp_path, tiny_dataset):
     """And from data parallel back into 2 x 2."""
-    options = {"optimizer": optimizer, "dense": DenseOptimizer.adam}
-    sharding = [ShardingKind.table_wise, ShardingKind.row_wise]
-    saved = two_d(tmp_path, sharding=sharding, save_every=SAVED, **options)
-    # A multiple of eight ranks.
-    saved.global_batch_size = 120
-    (before,) = train([CheckpointedRun(saved, tmp_path / "saved", SAVED)], tiny_dataset)
-    assert all(weight.isfinite().all() for weight in before.tables[0].values())
-    for name, (num_ranks, kind, num_groups, wanted) in LOADED.items():
-        config = tiny_train(tmp_path, kind, num_ranks=num_ranks, num_groups=num_groups, sharding=wanted, **options)
+
+    def configured(kind: ParallelismKind, num_ranks: int, num_groups: int, sharding, optimizer) -> TrainConfig:
+        config = tiny_train(
+            tmp_path,
+            kind,
+            num_ranks=num_ranks,
+            num_groups=num_groups,
+            sharding=sharding,
+            optimizer=optimizer,
+            dense=DenseOptimizer.adam,
+            save_every=SAVED,
+        )
+        # A multiple of eight ranks.
         config.global_batch_size = 120
-        config.checkpoint.interval = SAVED
-        config.checkpoint.resume = str(tmp_path / "saved")
-        runs = [CheckpointedRun(config, tmp_path / name, SAVED)]
-        if kind is ParallelismKind.data_parallel:
-            runs.append(CheckpointedRun(config, tmp_path / name, 2 * SAVED))
-        loaded, *trained = train(runs, tiny_dataset)
-        assert loaded.resumed_step == SAVED
-        for tables, moments in zip(loaded.tables, loaded.moments, strict=True):
-            assert_equal(tables, before.tables[0], name)
-            assert [len(moment) for moment in moments] == [len(moment) for moment in before.moments[0]]
-            for moment, expected in zip(moments, before.moments[0], strict=True):
-                assert_equal(moment, expected, name)
-        assert set(loaded.iterations.values()) == {SAVED}
-        assert_equal(loaded.dense, before.dense, name)
-    saved.checkpoint.resume = str(tmp_path / "data_parallel on 2")
-    (back,) = train([CheckpointedRun(saved, tmp_path / "back", 2 * SAVED)], tiny_dataset)
-    assert trained[0].resumed_step == SAVED
-    assert not torch.equal(trained[0].tables[0]["t_C1"], before.tables[0]["t_C1"])
-    assert_equal(back.tables[1], trained[0].tables[0])
-    for moment, expected in zip(back.moments[1], trained[0].moments[0], strict=True):
-        assert_equal(moment, expected)
+        return config
+
+    def train_each(layout: tuple, name: str, resume: str | None, stops: list[int]) -> dict[TableOptimizer, list]:
+        """Under each optimizer, all on the same ranks: as far as each of ``stops``, resumed from a folder."""
+        num_ranks, kind, num_groups, sharding = layout
+        runs = []
+        for optimizer in OPTIMIZERS:
+            config = configured(kind, num_ranks, num_groups, sharding, optimizer)
+            config.checkpoint.resume = "auto" if resume is None else str(tmp_path / optimizer.name / resume)
+            runs += [CheckpointedRun(config, tmp_path / optimizer.name / name, stop) for stop in stops]
+        results = iter(train(runs, tiny_dataset))
+        return {optimizer: [next(results) for _ in stops] for optimizer in OPTIMIZERS}
+
+    two_by_two = (4, ParallelismKind.sparse_2d, 2, [ShardingKind.table_wise, ShardingKind.row_wise])
+    saved = train_each(two_by_two, "saved", None, [SAVED])
+    for name, layout in LOADED.items():
+        stops = [SAVED, 2 * SAVED] if layout[1] is ParallelismKind.data_parallel else [SAVED]
+        for optimizer, (loaded, *trained) in train_each(layout, name, "saved", stops).items():
+            assert_same_in_another_layout(loaded, saved[optimizer][0], name)
+            if trained:
+                (moved,) = trained
+                assert moved.resumed_step == SAVED
+                assert not torch.equal(moved.tables[0]["t_C1"], loaded.tables[0]["t_C1"])
+                saved[optimizer].append(moved)
+    for optimizer, (back,) in train_each(two_by_two, "back", "data_parallel on 2", [2 * SAVED]).items():
+        moved = saved[optimizer][1]
+        assert_equal(back.tables[1], moved.tables[0])
+        for moment, expected in zip(back.moments[1], moved.moments[0], strict=True):
+            assert_equal(moment, expected)
+
+
+def assert_same_in_another_layout(loaded: CheckpointedResult, saved: CheckpointedResult, name: str) -> None:
+    assert all(weight.isfinite().all() for weight in saved.tables[0].values())
+    assert loaded.resumed_step == SAVED
+    for tables, moments in zip(loaded.tables, loaded.moments, strict=True):
+        assert_equal(tables, saved.tables[0], name)
+        assert [len(moment) for moment in moments] == [len(moment) for moment in saved.moments[0]]
+        for moment, expected in zip(moments, saved.moments[0], strict=True):
+            assert_equal(moment, expected, name)
+    assert set(loaded.iterations.values()) == {SAVED}
+    assert_equal(loaded.dense, saved.dense, name)
 
 
 def test_what_replicas_and_columns_do_not_share_is_averaged_in_another_layout(tmp_path, tiny_dataset):
@@ -160,7 +188,7 @@ def test_what_replicas_and_columns_do_not_share_is_averaged_in_another_layout(tm
         torch.testing.assert_close(loaded.moments[0][0][table], expected, rtol=1e-6, atol=1e-9)
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path, tiny_dataset):
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, tiny_dataset, program):
     saved = tiny_train(tmp_path, num_ranks=1, save_every=SAVED)
     train([CheckpointedRun(saved, tmp_path / "saved", SAVED)], tiny_dataset)
 
@@ -180,3 +208,8 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, tiny_dataset):
     refused(r"table t_C1 is \[40, 8\] there and \[40, 16\] here", model__embedding_dim=16, model__dense_arch=[16, 16])
     refused("holds the state of .*'sgd'.*, this run needs .*'adam'", optimizer__dense__name=DenseOptimizer.adam)
     refused("no checkpoint there; give a step-", checkpoint__resume=str(tmp_path))
+    # One of a later step is refused before any rank starts.
+    beyond = ["max_steps=3", f"checkpoint.resume={tmp_path / 'saved'}"]
+    ended = program("train", *tiny_overrides(tmp_path / "results", tiny_dataset.parent), *beyond)
+    assert "step-00000004 is of step 4, beyond the 3 steps of this run: raise max_steps" in ended.err
+    assert not (tmp_path / "results").exists()

@@ -171,6 +171,16 @@ def test_file_of_bad_lines_only_is_refused_with_the_first_reason(tmp_path, line,
         made(config(tmp_path / "test.txt", on_bad_line=OnBadLine.reject))
 
 
+@pytest.mark.parametrize("mode", OnBadLine)
+def test_a_line_of_garbage_is_not_taken_for_too_few_rows(tmp_path, line, config, mode):
+    (tmp_path / "rows.gz").write_bytes(gzip.compress(b"not a row of Criteo's\n"))
+    with pytest.raises(UserError, match=r"rows\.gz:1: 1 fields, expected 40"):
+        made(config(tmp_path / "rows.gz", on_bad_line=mode))
+    (tmp_path / "row.gz").write_bytes(gzip.compress(line(0).encode()))
+    with pytest.raises(UserError, match=r"row\.gz: 1 rows in parts 6:1 leave 0 to train"):
+        made(config(tmp_path / "row.gz", on_bad_line=mode))
+
+
 def test_strangers_are_named_and_left_alone(tmp_path, caplog):
     for name in ("day_3", "day_4.tsv.gz", "notes.txt", "day_x", "test.txt", ".hidden"):
         (tmp_path / name).touch()
@@ -397,7 +407,7 @@ def test_killed_at_random_moments_gives_the_digests_of_an_undisturbed_run(tmp_pa
     command = [sys.executable, "-c", PREPARE, str(pickled)]
     out = Path(options.out_dir)
     whole = 1.0
-    while kills < 20:
+    while kills < 8:
         if list(out.glob("tiny-*")):
             # It got through before the signal: start over.
             shutil.rmtree(out)

@@ -84,6 +84,8 @@ def test_ranks_record_the_network_that_they_ran_on(tmp_path):
         name: count for line in re.findall("sent bytes: (.*)", out) for name, count in re.findall(r"(\w+) (\d+)", line)
     }
     assert set(sent) == {"lo", "eth0"}
+    # Host 1 measures its link for a second before the ranks start; that is not theirs.
+    assert int(sent["eth0"]) < 0.7 * MBIT * 1e6 / 8
     # Per host, lookups of two ranks in ten steps.
     assert int(sent["lo"]) > record["comms"]["lookup_bytes_per_step"]["mean"] * 10 * 2
     comms = record["comms"]
@@ -96,7 +98,7 @@ def test_ranks_record_the_network_that_they_ran_on(tmp_path):
 
 @pytest.mark.slow
 def test_traffic_inside_a_host_takes_the_loopback_and_is_not_shaped(tmp_path):
-    options = [option for option in two_hosts(tmp_path, "max_steps=10") if option != "hosts=2"]
+    options = [option for option in two_hosts(tmp_path, "max_steps=10", "launch.num_ranks=2") if option != "hosts=2"]
     code, out = run(options[0], "hosts=1", *options[1:])
     assert code == 0, out
     sent = dict(re.findall(r"(\w+) (\d+)", out.split("sent bytes: ")[1]))
@@ -134,25 +136,24 @@ def wait_until(holds: Callable[[], bool], otherwise: str = "") -> None:
 @pytest.mark.parametrize("how", ["kill", "terminate", "interrupt", "kill_unshare"])
 def test_nothing_is_left_of_a_testbed_that_is_stopped_at_a_random_moment(tmp_path, how):
     before = network()
-    # While the tool starts, and from the first namespace to ranks that train.
-    for waits_for_sandbox, after_s in ((False, random.uniform(0, 4)), (True, random.uniform(0, 16))):
-        with started(*two_hosts(tmp_path, "data.synthetic.rows=60000")) as process:
-            tool = str(process.pid)
-            if waits_for_sandbox:
-                wait_until(lambda tool=tool: living(tool) != [])
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(after_s)
-            if how == "kill_unshare":
-                with suppress(psutil.Error):
-                    for child in psutil.Process(process.pid).children():
-                        child.kill()
-            else:
-                process.send_signal(
-                    {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}[how]
-                )
-            process.wait(PATIENCE_S)
-        wait_until(lambda tool=tool: living(tool) == [], f"stopped after {after_s} s")
-        assert network() == before
+    # While the tool starts, or from the first namespace to ranks that train.
+    waits_for_sandbox = random.random() < 0.75
+    after_s = random.uniform(0, 12 if waits_for_sandbox else 4)
+    with started(*two_hosts(tmp_path, "data.synthetic.rows=60000")) as process:
+        tool = str(process.pid)
+        if waits_for_sandbox:
+            wait_until(lambda: living(tool) != [])
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(after_s)
+        if how == "kill_unshare":
+            with suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children():
+                    child.kill()
+        else:
+            process.send_signal({"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}[how])
+        process.wait(PATIENCE_S)
+    wait_until(lambda: living(tool) == [], f"stopped after {after_s} s")
+    assert network() == before
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path):

@@ -138,6 +138,13 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's final name says."""
+    match = _NAME.fullmatch(folder.name)
+    assert match is not None
+    return int(match[1])
+
+
 def partial_in(folder: Path) -> list[Path]:
     """Folders that a save left unfinished."""
     return [path for path in _children(folder) if path.name.endswith(PARTIAL)]
@@ -159,6 +166,24 @@ def candidates_at(path: Path) -> list[Path]:
     if not found:
         raise UserError(f"{path}: no checkpoint there; give a step-* folder, or a folder that holds some")
     return found
+
+
+def refuse_beyond(path: Path, steps: int) -> None:
+    """Refuse to go on from what is at a path if the newest complete one there is of a step beyond a run's ``steps``."""
+    complete = (folder for folder in candidates_at(path) if _is_complete(folder))
+    newest = next(complete, None)
+    if newest is not None and (step := read_manifest(newest).step) > steps:
+        raise UserError(
+            f"{newest} is of step {step}, beyond the {steps} steps of this run: raise max_steps, or resume an earlier"
+        )
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except UserError:
+        return False
+    return True
 
 
 def remove_old(folder: Path, keep: int) -> None:

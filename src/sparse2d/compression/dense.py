@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -34,6 +34,22 @@ class Bucket(NamedTuple):
     future: Future[Tensor]
 
 
+def _reduced_parameters(module: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """Parameters whose gradients DDP averages."""
+    return {
+        name: param
+        for name, param in module.module.named_parameters()
+        if param.requires_grad and name not in module.parameters_to_ignore
+    }
+
+
+def plain_bytes(module: DistributedDataParallel, group: dist.ProcessGroup) -> float:
+    """What a rank sends a step without compression: a ring's all-reduce of fp32 gradients."""
+    elements = sum(param.numel() for param in _reduced_parameters(module).values())
+    size = int(group.size())
+    return float(2 * (size - 1) / size * elements * torch.float32.itemsize)
+
+
 class DctDp:
     """DCT-DP (arXiv 2010.08899; formula: ``reference.dct_dp``) on the gradients of one DDP module.
 
@@ -48,11 +64,8 @@ class DctDp:
     """
 
     def __init__(self, module: DistributedDataParallel, config: DenseCompressionConfig, group: Any) -> None:
-        named = {
-            name: param
-            for name, param in module.module.named_parameters()
-            if param.requires_grad and name not in module.parameters_to_ignore
-        }
+        named = _reduced_parameters(module)
+        self._plain_bytes = plain_bytes(module, group)
         self._names = {param: name for name, param in named.items()}
         device = next(iter(named.values())).device
         self.feedback = ErrorFeedback(
@@ -150,6 +163,7 @@ class DctDp:
         steps = max(len(self.compress_s), 1)
         return {
             **compress_times(self.compress_s),
+            "plain_bytes": self._plain_bytes,
             "sent_share": sum(self.num_sent) / steps / self.feedback.flat.numel(),
             "thresholds_found": self.feedback.num_found,
             **{f"steps_{kind.name}": self.collectives[kind] for kind in Collective},
@@ -165,6 +179,7 @@ class TorchHook:
     """A hook that torch ships, unchanged: its all-reduce, bf16, fp16, or PowerSGD (arXiv 1905.13727)."""
 
     def __init__(self, module: DistributedDataParallel, config: DenseCompressionConfig, group: Any) -> None:
+        self._plain_bytes = plain_bytes(module, group)
         self._power: powerSGD_hook.PowerSGDState | None = None
         if config.method is DenseMethod.powersgd:
             self._power = powerSGD_hook.PowerSGDState(
@@ -208,7 +223,7 @@ class TorchHook:
 
     def record(self) -> dict[str, float]:
         """Nothing is measured inside torch's hooks."""
-        return {}
+        return {"plain_bytes": self._plain_bytes}
 
 
 _POWER_TENSORS = ("error_dict", "p_memory_dict", "q_memory_dict")

@@ -182,7 +182,13 @@ def _check_before_start(job: IngestJob) -> None:
         if rows == 0:
             raise UserError(f"{inputs[day]}: 0 rows (the file is empty); give a raw Criteo file")
     if all(exact for _, exact in estimates.values()) and inputs:
-        split_ranges([rows for rows, _ in estimates.values()], data, _what(data, inputs))
+        try:
+            split_ranges([rows for rows, _ in estimates.values()], data, _what(data, inputs))
+        except UserError:
+            # Too few lines may be no rows at all.
+            for path in inputs.values():
+                capacity.refuse_bad_line(path)
+            raise
     day_rows = [rows for rows, _ in estimates.values()] or [len(rows) for rows in synthetic_days(data)]
     todo = [n for day, n in zip(job.days, day_rows, strict=True) if not (job.folder / record_name(day)).is_file()]
     tables = data.num_embeddings

@@ -12,6 +12,7 @@ import psutil
 
 from sparse2d.config import NUM_DENSE, NUM_SPARSE
 from sparse2d.data.counting import COUNTING_BYTES, SLOT_BYTES
+from sparse2d.data.criteo import fault
 from sparse2d.data.raw import PIECE_BYTES, read_text
 from sparse2d.errors import UserError
 
@@ -68,6 +69,20 @@ def estimate_rows(path: Path) -> tuple[int, bool]:
         return lines, True
     _, done = sample[-1]
     return round(path.stat().st_size / done * lines), False
+
+
+def refuse_bad_line(path: Path) -> None:
+    """Read a raw file of a few lines.
+
+    Raises:
+        UserError: naming the first line that is no row, if there is one.
+    """
+    number = 0
+    for text, _ in read_text(path, hashlib.sha256()):
+        for line in text.splitlines():
+            number += 1
+            if (reason := fault(line)) is not None:
+                raise UserError(f"{path}:{number}: {reason}")
 
 
 def check(needs: Needs, folder: Path) -> None:

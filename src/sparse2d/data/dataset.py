@@ -53,9 +53,10 @@ class RankBatch:
     hotness: tuple[int, ...] = (1,) * NUM_SPARSE
 
 
-def num_train_steps(dataset: Dataset, global_batch_size: int) -> int:
-    """Whole global batches in one pass over the training rows."""
-    return len(dataset.train) // global_batch_size
+def num_train_steps(dataset: Dataset, global_batch_size: int, max_steps: int | None = None) -> int:
+    """Whole global batches in one pass over the training rows, at most ``max_steps``."""
+    steps = len(dataset.train) // global_batch_size
+    return steps if max_steps is None else min(steps, max_steps)
 
 
 def dropped_rows(dataset: Dataset, global_batch_size: int) -> int:

@@ -87,7 +87,7 @@ def main(config: ReportConfig) -> None:
             continue
         path = results_dir / "tables" / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, table.to_csv(index=False, float_format="%.6g"))
+        _write(path, table, results_dir / "runs")
         shared = SHARED if isinstance(TABLES[name], QpsStudy) else COMPARISON
         show(table, f"{name} ({path})", TABLES[name].caption, shared)
     if not any((results_dir / "tables").glob("*.csv")):
@@ -102,6 +102,15 @@ def main(config: ReportConfig) -> None:
     write_views([view for claim in claims for view in claim.tables], results_dir / "tables")
     for page in write_report(claims, results_dir, results_dir.parent / "paper_figures"):
         log.info("report: %s", page)
+
+
+def _write(path: Path, table: pd.DataFrame, runs_dir: Path) -> None:
+    """Write a table; that one with other figures was there, maybe a committed one, is said."""
+    text = table.to_csv(index=False, float_format="%.6g")
+    if path.exists() and path.read_text() != text:
+        runs = {name for names in table["fingerprints"].dropna() for name in names.split()}
+        log.info("%s is replaced: its %d rows are of %d runs under %s", path, len(table), len(runs), runs_dir)
+    write_atomically(path, text)
 
 
 # Columns that a reader compares: heading, alignment, format.

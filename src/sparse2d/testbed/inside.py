@@ -24,6 +24,8 @@ def main(config: TestbedConfig, module: str, arguments: list[str]) -> int:
     inter_host = measured(0, 1) if config.hosts > 1 else None
     description = Description(config, inter_host, measured(0, 0))
     print(f"sparse2d.testbed: {told(description)}", file=sys.stderr, flush=True)
+    # The probes are no part of what the ranks send.
+    before = [sent_bytes(host) for host in range(config.hosts)]
     environment = os.environ | description.environment() | {"GLOO_SOCKET_IFNAME": INTERFACE}
     # gloo announces each connection.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -34,7 +36,7 @@ def main(config: TestbedConfig, module: str, arguments: list[str]) -> int:
     ]
     code = wait_for_all(torchruns)
     for host in range(config.hosts):
-        sent = ", ".join(f"{name} {count}" for name, count in sent_bytes(host).items())
+        sent = ", ".join(f"{name} {count - before[host][name]}" for name, count in sent_bytes(host).items())
         print(f"sparse2d.testbed: {host_name(host)} sent bytes: {sent}", file=sys.stderr, flush=True)
     return code
 
