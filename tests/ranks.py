@@ -387,48 +387,57 @@ def build_with_another_seed(config: TrainConfig, dataset: Path, odd_rank: int) -
         build_engine(config, open_dataset(dataset), rank, CPU)
 
 
-def start_with_a_fault(config: TrainConfig, dataset: Path, rank_at_fault: int, fault: str) -> list[str | None]:
+def start_with_faults(
+    cases: list[tuple[TrainConfig, str]], dataset: Path, rank_at_fault: int
+) -> list[list[str | None]]:
     """What each rank is told before its first step if one rank's tables or layers are not as the others'."""
     torch.set_num_threads(1)
     with process_group(CPU) as rank:
-        engine = build_engine(config, open_dataset(dataset), rank, CPU)
-        mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
-        plan, shapes = engine.placement, dict(engine.table_shapes)
-        if rank.rank == rank_at_fault:
-            shard = local_shards(engine.model)[0]
-            if fault == "weight":
-                shard.weight[-1, -1] += 1e-6
-            if fault == "dense":
-                dense = dict(engine.model.named_parameters())
-                next(value for name, value in dense.items() if "over_arch" in name).data.view(-1)[0] += 1e-6
-        if fault == "shape":
-            # As if the model had a row more than the kernels hold.
-            shapes["t_C1"] = (shapes["t_C1"][0] + 1, shapes["t_C1"][1])
-        try:
-            check_start(engine.model, plan, mesh, shapes)
-            told = None
-        except RuntimeError as error:
-            told = str(error)
-        everyone: list = [None] * rank.world_size
-        torch.distributed.all_gather_object(everyone, told)
-        return everyone
+        return [_start_with_a_fault(config, fault, dataset, rank_at_fault, rank) for config, fault in cases]
 
 
-def upstream_layout(num_groups: int, inter_host: bool) -> list[list[int]]:
-    """The rank layout that DMPCollection itself makes: its (replicate, shard) device mesh."""
+def _start_with_a_fault(config, fault, dataset, rank_at_fault, rank) -> list[str | None]:
+    engine = build_engine(config, open_dataset(dataset), rank, CPU)
+    mesh = Mesh(rank.world_size, config.parallelism.num_groups, config.parallelism.replicas)
+    plan, shapes = engine.placement, dict(engine.table_shapes)
+    if rank.rank == rank_at_fault:
+        shard = local_shards(engine.model)[0]
+        if fault == "weight":
+            shard.weight[-1, -1] += 1e-6
+        if fault == "dense":
+            dense = dict(engine.model.named_parameters())
+            next(value for name, value in dense.items() if "over_arch" in name).data.view(-1)[0] += 1e-6
+    if fault == "shape":
+        # As if the model had a row more than the kernels hold.
+        shapes["t_C1"] = (shapes["t_C1"][0] + 1, shapes["t_C1"][1])
+    try:
+        check_start(engine.model, plan, mesh, shapes)
+        told = None
+    except RuntimeError as error:
+        told = str(error)
+    everyone: list = [None] * rank.world_size
+    torch.distributed.all_gather_object(everyone, told)
+    return everyone
+
+
+def upstream_layouts(layouts: list[tuple[int, bool]]) -> list[list[list[int]]]:
+    """The rank layouts that DMPCollection itself makes of a number of groups, inter-host or not: its device mesh."""
+    meshes = []
     with process_group(CPU) as rank:
-        collection = Sparse2D.__new__(Sparse2D)
-        nn.Module.__init__(collection)
-        collection._device = CPU
-        mesh, _, _ = collection._create_process_groups(
-            global_rank=rank.rank,
-            world_size=rank.world_size,
-            local_size=rank.world_size // num_groups,
-            use_inter_host_allreduce=inter_host,
-        )
-        # A rank that leaves while others still connect would end their groups.
-        torch.distributed.barrier()
-        return mesh.mesh.tolist()
+        for num_groups, inter_host in layouts:
+            collection = Sparse2D.__new__(Sparse2D)
+            nn.Module.__init__(collection)
+            collection._device = CPU
+            mesh, _, _ = collection._create_process_groups(
+                global_rank=rank.rank,
+                world_size=rank.world_size,
+                local_size=rank.world_size // num_groups,
+                use_inter_host_allreduce=inter_host,
+            )
+            meshes.append(mesh.mesh.tolist())
+            # A rank that leaves while others still connect would end their groups.
+            torch.distributed.barrier()
+    return meshes
 
 
 def echo_rank() -> dict[str, str | None]:

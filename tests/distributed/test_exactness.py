@@ -117,14 +117,15 @@ def test_groups_over_several_hosts_give_the_same_weights(tmp_path, tiny_dataset)
         assert largest_difference(expected, trained) < 1e-6, config.parallelism
 
 
-@pytest.mark.parametrize("sharding", list(ShardingKind))
-def test_one_group_equals_full_model_parallelism_bit_for_bit(sharding, tmp_path, tiny_dataset):
-    full_mp = tiny_train(tmp_path, num_ranks=4, sharding=[sharding], **ADAGRAD)
-    one_group = tiny_train(
-        tmp_path, ParallelismKind.sparse_2d, num_ranks=4, num_groups=1, sharding=[sharding], **ADAGRAD
-    )
-    first, second = run([full_mp, one_group], tiny_dataset)
-    assert bit_equal(first, second)
+def test_one_group_equals_full_model_parallelism_bit_for_bit(tmp_path, tiny_dataset):
+    configs = [
+        tiny_train(tmp_path, kind, num_ranks=4, num_groups=1, sharding=[sharding], **ADAGRAD)
+        for sharding in ShardingKind
+        for kind in (ParallelismKind.full_mp, ParallelismKind.sparse_2d)
+    ]
+    trained = run(configs, tiny_dataset)
+    for sharding, full_mp, one_group in zip(ShardingKind, trained[::2], trained[1::2], strict=True):
+        assert bit_equal(full_mp, one_group), sharding
 
 
 def test_same_config_and_seed_give_the_same_bits(tmp_path, tiny_dataset):
@@ -174,23 +175,26 @@ def test_evaluation_changes_nothing(optimizer, tmp_path, tiny_dataset):
     assert run_ranks(weights_around_evaluation, config, tiny_dataset, num_ranks=2)
 
 
-@pytest.mark.parametrize("optimizer", [TableOptimizer.rowwise_adagrad, TableOptimizer.adam, TableOptimizer.adagrad])
-def test_rules_that_merge_gradients_equal_full_model_parallelism(optimizer, tmp_path, tiny_dataset):
+def test_rules_that_merge_gradients_equal_full_model_parallelism(tmp_path, tiny_dataset):
     """After 50 steps at a rate that moves weights by more than a hundredth; the moments, too."""
-    options = {"num_ranks": 4, "sharding": [ShardingKind.table_wise], "optimizer": optimizer}
-    configs = [tiny_train(tmp_path, **options)]
-    for rule in (Combine.gradient, Combine.merged_gradient):
-        if rule is Combine.merged_gradient and optimizer is TableOptimizer.adam:
-            continue
-        configs.append(tiny_train(tmp_path, ParallelismKind.sparse_2d, num_groups=2, **options))
-        configs[-1].sync.combine = rule
+    configs = []
+    for optimizer in (TableOptimizer.rowwise_adagrad, TableOptimizer.adam, TableOptimizer.adagrad):
+        options = {"num_ranks": 4, "sharding": [ShardingKind.table_wise], "optimizer": optimizer}
+        configs.append(tiny_train(tmp_path, **options))
+        for rule in (Combine.gradient, Combine.merged_gradient):
+            if rule is Combine.merged_gradient and optimizer is TableOptimizer.adam:
+                continue
+            configs.append(tiny_train(tmp_path, ParallelismKind.sparse_2d, num_groups=2, **options))
+            configs[-1].sync.combine = rule
     for config in configs:
         config.global_batch_size = 24
-    start, *_ = run_ranks(train_all, configs[:1], tiny_dataset, 0, num_ranks=4)
-    full_mp, *merged = run_ranks(train_all, configs, tiny_dataset, 50, num_ranks=4)
-    assert largest_difference(start, full_mp) > 1e-2
-    for config, two_d in zip(configs[1:], merged, strict=True):
-        assert largest_difference(full_mp, two_d) < 1e-5, config.sync.combine
-        for moments, others in zip(full_mp.moments, two_d.moments, strict=True):
+    (start,) = run_ranks(train_all, configs[:1], tiny_dataset, 0, num_ranks=4)
+    for config, trained in zip(configs, run_ranks(train_all, configs, tiny_dataset, 50, num_ranks=4), strict=True):
+        if config.parallelism.kind is ParallelismKind.full_mp:
+            full_mp = trained
+            assert largest_difference(start, full_mp) > 1e-2
+            continue
+        assert largest_difference(full_mp, trained) < 1e-5, config.sync.combine
+        for moments, others in zip(full_mp.moments, trained.moments, strict=True):
             for table in moments:
                 torch.testing.assert_close(moments[table], others[table], atol=1e-6, rtol=1e-4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from configs import tiny_train
-from ranks import TableRun, build_with_another_seed, held_bytes, start_with_a_fault, train_all
+from ranks import TableRun, build_with_another_seed, held_bytes, start_with_faults, train_all
 
 from sparse2d.config import (
     DenseOptimizer,
@@ -77,36 +77,39 @@ def test_the_kernels_hold_the_bytes_that_the_plan_counts():
         assert planned == held, (run.parallelism.sharding, run.optimizer.name)
 
 
-@pytest.mark.parametrize(
-    ("kind", "groups", "fault", "message"),
-    [
-        (ParallelismKind.sparse_2d, 2, "none", None),
-        (
-            ParallelismKind.sparse_2d,
-            2,
-            "weight",
-            r"table t_C\d+, rows .*, columns .*, differs between ranks \[\d\] and \[\d\]$",
-        ),
-        (ParallelismKind.full_mp, 1, "dense", r"parameter .*over_arch.* differs between ranks \[0, 1, 3\] and \[2\]$"),
-        (ParallelismKind.data_parallel, 1, "weight", r"table t_C\d+, .* differs between ranks \[0, 1, 3\] and \[2\]$"),
-        (
-            ParallelismKind.sparse_2d,
-            2,
-            "shape",
-            r"table t_C1 in group 0 \(ranks \[0, 2\]\): rows 40 to 41 of .* on no rank",
-        ),
-    ],
-)
-def test_a_wrong_start_is_told_on_every_rank(kind, groups, fault, message, tmp_path, tiny_dataset):
-    config = tiny_train(tmp_path, kind, num_ranks=4, num_groups=groups)
-    told = run_ranks(start_with_a_fault, config, tiny_dataset, 2, fault, num_ranks=4)
-    assert len(set(told)) == 1
-    if message is None:
-        assert told[0] is None
-    else:
-        assert told[0] is not None
-        assert told[0].startswith("the ranks do not start as planned: ")
-        assert re.search(message, told[0]), told[0]
+# Layout, groups, fault, and what is told.
+WRONG_STARTS = [
+    (ParallelismKind.sparse_2d, 2, "none", None),
+    (
+        ParallelismKind.sparse_2d,
+        2,
+        "weight",
+        r"table t_C\d+, rows .*, columns .*, differs between ranks \[\d\] and \[\d\]$",
+    ),
+    (ParallelismKind.full_mp, 1, "dense", r"parameter .*over_arch.* differs between ranks \[0, 1, 3\] and \[2\]$"),
+    (ParallelismKind.data_parallel, 1, "weight", r"table t_C\d+, .* differs between ranks \[0, 1, 3\] and \[2\]$"),
+    (
+        ParallelismKind.sparse_2d,
+        2,
+        "shape",
+        r"table t_C1 in group 0 \(ranks \[0, 2\]\): rows 40 to 41 of .* on no rank",
+    ),
+]
+
+
+def test_a_wrong_start_is_told_on_every_rank(tmp_path, tiny_dataset):
+    cases = [
+        (tiny_train(tmp_path, kind, num_ranks=4, num_groups=groups), fault) for kind, groups, fault, _ in WRONG_STARTS
+    ]
+    all_told = run_ranks(start_with_faults, cases, tiny_dataset, 2, num_ranks=4)
+    for (_, _, _, message), told in zip(WRONG_STARTS, all_told, strict=True):
+        assert len(set(told)) == 1
+        if message is None:
+            assert told[0] is None
+        else:
+            assert told[0] is not None
+            assert told[0].startswith("the ranks do not start as planned: ")
+            assert re.search(message, told[0]), told[0]
 
 
 def test_no_run_starts_from_replicas_that_differ(tmp_path, tiny_dataset):

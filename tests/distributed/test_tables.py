@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from one_process import expected
-from ranks import TableRun, pool_with_idle_ranks, step_tables, upstream_layout
+from ranks import TableRun, pool_with_idle_ranks, step_tables, upstream_layouts
 
 from sparse2d.config import (
     OptimizerConfig,
@@ -155,8 +155,8 @@ def test_ranks_without_any_id_neither_hang_nor_train():
             torch.testing.assert_close(after[name], table - step, msg=f"{layout} {ranks}")
 
 
-@pytest.mark.parametrize("replicas", list(Replicas))
-@pytest.mark.parametrize("num_groups", [1, 2, 4])
-def test_rank_layout_is_upstreams(num_groups, replicas):
-    layout = run_ranks(upstream_layout, num_groups, replicas is Replicas.inter_host, num_ranks=4)
-    assert layout == Mesh(4, num_groups, replicas).groups
+def test_rank_layout_is_upstreams():
+    cases = list(itertools.product([1, 2, 4], Replicas))
+    asked = [(num_groups, replicas is Replicas.inter_host) for num_groups, replicas in cases]
+    layouts = run_ranks(upstream_layouts, asked, num_ranks=4)
+    assert layouts == [Mesh(4, num_groups, replicas).groups for num_groups, replicas in cases]
