@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.stateful import Stateful
 
 from sparse2d.checkpoint.contents import MOMENT, WEIGHT, EngineLoad, empty_like_saved, engine_state, own_layout
 from sparse2d.checkpoint.folder import (
@@ -200,7 +201,7 @@ class Checkpointer:
         averager = self._engine.averager
         return (
             flatten(rng_state(self._engine.device), "rng")
-            | flatten(None if averager is None else averager.state_dict(), "averager")
+            | flatten(averager.state_dict() if isinstance(averager, Stateful) else None, "averager")
             | flatten(self._compressors_state(), "compressors")
             | flatten(window, "window")
         )
@@ -330,8 +331,8 @@ class Checkpointer:
         load.finish()
         if same_layout:
             set_rng_state(unflatten(local, "rng"), self._engine.device)
-            if self._engine.averager is not None:
-                self._engine.averager.load_state_dict(unflatten(local, "averager"))
+            if isinstance(averager := self._engine.averager, Stateful):
+                averager.load_state_dict(unflatten(local, "averager"))
             # What a rehearsal held back is no part of the run.
             self._load_compressors(fresh)
             if "compressors/structure" in local:

@@ -1,6 +1,5 @@
 """Gradients of the dense part through a communication hook of ``DistributedDataParallel``: DCT-DP, and torch's own."""
 
-import dataclasses
 import logging
 import queue
 import threading
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparse2d.compression.compressor import Compressor, compress_times
 from sparse2d.compression.error_feedback import Entries, ErrorFeedback
 from sparse2d.compression.exchange import Collective, SparseMean
+from sparse2d.compression.threshold import anew_each_time
 from sparse2d.config import DenseCompressionConfig, DenseMethod
 
 log = logging.getLogger(__name__)
@@ -244,5 +244,5 @@ def compress_dense(
     if config.method is DenseMethod.dct:
         return DctDp(module, config, group)
     if config.method is DenseMethod.topk:
-        return DctDp(module, dataclasses.replace(config, lifetime=1), group)
+        return DctDp(module, anew_each_time(config), group)
     return TorchHook(module, config, group)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse2d.compression.threshold import KeptThreshold, density_at, num_kept, reaching, without_ties
+from sparse2d.compression.threshold import KeptThreshold, reaching
 from sparse2d.config import Scope, ThresholdConfig, ValueDtype
 
 DTYPES = {ValueDtype.fp32: torch.float32, ValueDtype.bf16: torch.bfloat16, ValueDtype.fp16: torch.float16}
@@ -107,17 +107,17 @@ class ErrorFeedback:
             self._taus = torch.cat([t.expand(len(v)) for t, v in zip(taus, self._scopes.values(), strict=True)])
         indices = reaching(self.flat, self._taus)
         if any(is_due):
-            indices = self._without_ties(indices, self._taus, step, is_due)
+            indices = self._without_ties(indices, is_due)
         return indices if len(indices) or not len(self.flat) else self.flat.abs().argmax().view(1)
 
-    def _without_ties(self, indices: Tensor, taus: Tensor, step: int, is_due: list[bool]) -> Tensor:
+    def _without_ties(self, indices: Tensor, is_due: list[bool]) -> Tensor:
         """No more than the wanted share of each scope whose threshold was found in this step."""
         parts, start = [], 0
-        for values, found in zip(self._scopes.values(), is_due, strict=True):
+        for (name, values), found in zip(self._scopes.items(), is_due, strict=True):
             first, last = torch.searchsorted(indices, indices.new_tensor([start, start + len(values)])).tolist()
             own = indices[first:last]
             if found:
-                own = without_ties(own, self.flat, taus[start], num_kept(len(values), density_at(step, self._config)))
+                own = self._thresholds[name].first_of_ties(own, self.flat, len(values))
             parts.append(own)
             start += len(values)
         return torch.cat(parts)

@@ -4,7 +4,8 @@ What is not finite passes every threshold, so that it is seen at once instead of
 """
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from sparse2d.config import ThresholdConfig
 
+T = TypeVar("T", bound=ThresholdConfig)
 # Stages of a warm-up: each step of the density is a new threshold.
 WARMUP_STAGES = 4
 # Zeros do not reach it, every other fp32 number does.
@@ -23,6 +25,11 @@ PIECE = 2**16
 def num_kept(numel: int, density: float) -> int:
     """Entries that make up a share of ``numel``: the nearest number, at least one of any."""
     return min(numel, max(1, round(density * numel)))
+
+
+def anew_each_time(config: T) -> T:
+    """The same options with L = 1: top-k is a threshold that is found from the very values it is for."""
+    return replace(config, lifetime=1)
 
 
 def density_at(step: int, config: ThresholdConfig) -> float:
@@ -130,6 +137,17 @@ class KeptThreshold:
             self.num_found += 1
         # A checkpoint gives it back on the host.
         return self._tau.to(values.device)
+
+    def first_of_ties(self, indices: Tensor, values: Tensor, numel: int) -> Tensor:
+        """Of what reaches a threshold that was just found no more than the wanted share: of equal entries the first.
+
+        Args:
+            indices: ascending, what ``reaching`` gives, [k].
+            values: that they are indices of, [n].
+            numel: of those among them that the threshold was found from.
+        """
+        assert self._tau is not None
+        return without_ties(indices, values, self._tau.to(values.device), num_kept(numel, self._density))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: tensors and numbers."""

@@ -79,6 +79,8 @@ def _bags_of_ids(lengths: Tensor) -> Tensor:
 class EmulatedAverager:
     """Averages the replicas every K steps; nothing is sent, so that there is nothing to time or to count.
 
+    Nothing of it is kept in checkpoints, which emulated runs do not write.
+
     Args:
         tables: of all groups.
         interval: K.
@@ -93,14 +95,6 @@ class EmulatedAverager:
         """Average if ``step`` (1-based) is a multiple of K."""
         if step % self._interval == 0:
             self._tables.average()
-
-    def state_dict(self) -> dict[str, Any]:
-        """There are no checkpoints; ``config.check_train`` refuses them."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There are no checkpoints; ``config.check_train`` refuses them."""
-        raise NotImplementedError
 
 
 def emulate(config: TrainConfig, dataset: Dataset, device: torch.device) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparse2d.compression.threshold import anew_each_time
 from sparse2d.config import (
     AveragingCompressionConfig,
     AveragingMethod,
@@ -93,7 +94,7 @@ class ReplicaAverager:
                 self._averages_all = [False] * len(self._rows.shards)
             if compression is not None and compresses:
                 if compression.method is AveragingMethod.topk:
-                    compression = replace(compression, lifetime=1)
+                    compression = anew_each_time(compression)
                 self._compressed = CompressedRows(self._rows, self._state, compression, model.replica_pg)
         if self._rows.device.type == "cpu":
             model.set_all_reduce_hook(self._mean_over_gloo)

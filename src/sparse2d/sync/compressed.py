@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse2d.compression.error_feedback import Entries, rounded
 from sparse2d.compression.exchange import Collective, SparseMean
-from sparse2d.compression.threshold import KeptThreshold, density_at, num_kept, reaching, without_ties
+from sparse2d.compression.threshold import KeptThreshold, density_at, reaching
 from sparse2d.config import ThresholdConfig
 from sparse2d.sync.rows import ShardRows, State
 from sparse2d.sync.touched import Touched
@@ -101,11 +101,8 @@ class CompressedRows:
         is_due = threshold.is_due(number)
         if not changes.numel():
             return torch.empty(0, dtype=torch.int64, device=changes.device)
-        tau = threshold.at(number, changes)
-        passing = reaching(changes, tau)
-        if is_due:
-            return without_ties(passing, changes, tau, num_kept(len(changes), density_at(number, self._config)))
-        return passing
+        passing = reaching(changes, threshold.at(number, changes))
+        return threshold.first_of_ties(passing, changes, len(changes)) if is_due else passing
 
     def state_dict(self) -> dict[str, Any]:
         """What is held back, and the thresholds."""
