@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import SERIES, TABLES, powers_of_two, save, use_style
+from style import SERIES, TABLES, name_points, powers_of_two, save, use_style
 
 METHODS = {"dct": "DCT-DP", "topk": "top-k of every step", "powersgd": "PowerSGD, rank 1", "bf16": "bf16"}
 
@@ -17,11 +17,14 @@ def draw_bytes(axes: Axes, table: pd.DataFrame) -> None:
         axes.errorbar(
             rows["steady_bytes_ratio"], rows["ne_gap_pct"], rows["ne_gap_pct_std"], label=label, capsize=3, **look
         )
-        for _, row in rows[rows["density"].notna()].iterrows():
-            place = (row["steady_bytes_ratio"], row["ne_gap_pct"])
-            axes.annotate(f"{row['density']:g}", place, (4, 5), textcoords="offset points", fontsize=7)
+        named = rows[rows["density"].notna()]
+        names = named["density"].map("{:g}".format)
+        name_points(
+            axes, named["steady_bytes_ratio"], named["ne_gap_pct"], names, "below" if method == "topk" else "left"
+        )
     axes.axhline(0, color="0.4", linewidth=1)
     axes.set_xscale("log")
+    axes.margins(x=0.12)
     axes.set_xlabel("times fewer bytes, after warm-up\n(numbers: density)")
     axes.set_ylabel("NE gap to no compression (%)\nlower is better")
     axes.legend(fontsize=7)

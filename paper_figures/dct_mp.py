@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, TABLES, name_points, save, use_style
 
 METHODS = {
     "dct": ("DCT-MP, density", SERIES[0]),
@@ -28,11 +28,10 @@ def main() -> None:
                 continue
             spread = series["ne_gap_pct_ci95"]
             axes.errorbar(series["bytes_ratio"], series["ne_gap_pct"], spread, label=label, capsize=3, **style)
-            for _, row in series.iterrows():
-                name = str(row["method"]).removeprefix("qcomm_") if family == "qcomm" else f"{row['density']:g}"
-                axes.annotate(
-                    name, (row["bytes_ratio"], row["ne_gap_pct"]), (4, 4), textcoords="offset points", fontsize=7
-                )
+            codecs = series["method"].str.removeprefix("qcomm_")
+            names = codecs if family == "qcomm" else series["density"].map("{:g}".format)
+            side = {"qcomm": "right", "topk": "below"}.get(family, "left")
+            name_points(axes, series["bytes_ratio"], series["ne_gap_pct"], names, side)
         first, seeds = rows.iloc[0], sorted(set(rows["n_seeds"]))
         axes.set_title(
             f"{first['data']}: {first['train_rows']:,.0f} rows, dim {first['dim']:.0f}, "

@@ -15,12 +15,13 @@ def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None
 
     Args:
         name: of the table.
-        axis: its column that gaps are drawn against.
+        axis: its column that gaps are drawn against; ``unscaled`` is the table optimizer, whatever the c.
         label: of the axis.
         places: whether values are that many places beside each other, rather than numbers.
     """
     use_style()
-    parts = _panels(pd.read_csv(TABLES / f"{name}.csv"), axis)
+    table = pd.read_csv(TABLES / f"{name}.csv")
+    parts = _panels(table.assign(unscaled=table["optimizer"].str.removeprefix("momentum_scaled_")), axis)
     if not parts:
         print(f"no figure {name}: its table compares no two rules on {MIN_SEEDS} seeds")
         return
@@ -59,10 +60,13 @@ def _draw(axes: Axes, rows: pd.DataFrame, axis: str, places: bool) -> None:
     """One line for each rule."""
     axes.axhline(0, color="0.4", linewidth=1, label="full MP")
     values = sorted(rows[axis].unique())
+    names = isinstance(values[0], str)
     for rule, (label, style) in RULES.items():
         series = rows[rule_of(rows) == rule].sort_values(axis)
         if not series.empty:
             x = series[axis].map(values.index) if places else series[axis]
-            axes.errorbar(x, series["ne_gap_pct"], series["ne_gap_pct_ci95"], label=label, capsize=3, **style)
+            # Names have no order that a line could follow.
+            looks = style | {"linestyle": "none"} if names else style
+            axes.errorbar(x, series["ne_gap_pct"], series["ne_gap_pct_ci95"], label=label, capsize=3, **looks)
     if places:
-        axes.set_xticks(range(len(values)), [f"{value:.0f}" for value in values])
+        axes.set_xticks(range(len(values)), [value if names else f"{value:.0f}" for value in values])

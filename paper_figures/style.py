@@ -73,6 +73,13 @@ def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
     axes.xaxis.set_major_formatter(ScalarFormatter())
 
 
+def name_points(axes: Axes, x: Iterable[float], y: Iterable[float], names: Iterable[str], side: str) -> None:
+    """Names beside points: ``left`` above and ``below`` right keep clear of a line that rises; else ``right``."""
+    place, align = {"left": ((-5, 4), "right"), "below": ((5, -9), "left"), "right": ((5, 3), "left")}[side]
+    for name, point in zip(names, zip(x, y, strict=True), strict=True):
+        axes.annotate(name, point, place, textcoords="offset points", fontsize=7, ha=align)
+
+
 def save(figure: Figure, name: str) -> None:
     """Write ``name.pdf`` and ``name.png`` beside the scripts."""
     figure.savefig(FIGURES / f"{name}.pdf", metadata={"CreationDate": None})
