@@ -5,13 +5,21 @@ import pandas as pd
 from matplotlib.axes import Axes
 from style import SERIES, TABLES, name_points, powers_of_two, save, use_style
 
-METHODS = {"dct": "DCT-DP", "topk": "top-k of every step", "powersgd": "PowerSGD, rank 1", "bf16": "bf16"}
+METHODS = {
+    "dct": ("DCT-DP", SERIES[0]),
+    "dct by parameter": ("DCT-DP, a threshold for each parameter", SERIES[1]),
+    "topk": ("top-k of every step", SERIES[2]),
+    "powersgd": ("PowerSGD, rank 1", SERIES[3]),
+    "bf16": ("bf16", {"color": "#CC79A7", "marker": "v", "linestyle": "none"}),
+}
 
 
 def draw_bytes(axes: Axes, table: pd.DataFrame) -> None:
     """NE gap against bytes, a point for each density."""
-    for (method, label), look in zip(METHODS.items(), SERIES, strict=True):
-        rows = table[table["method"] == method].sort_values("steady_bytes_ratio")
+    by_parameter = (table["method"] == "dct") & (table["scope"] == "parameter")
+    methods = table["method"].mask(by_parameter, "dct by parameter")
+    for method, (label, look) in METHODS.items():
+        rows = table[methods == method].sort_values("steady_bytes_ratio")
         if rows.empty:
             continue
         axes.errorbar(

@@ -18,6 +18,7 @@ from sparse2d.report.__main__ import TABLES as RUN_TABLES
 from sparse2d.report.claims import Claim, TableView, claims_file, read_claims
 from sparse2d.report.page import write_report
 from sparse2d.report.views import latex, markdown, view, write_views
+from sparse2d.reproduce import _no_testbed
 
 CHECKOUT = Path(__file__).parents[1]
 TABLES = CHECKOUT / "results" / "tables"
@@ -262,6 +263,20 @@ def test_reproduce_runs_the_rest_after_a_failure_and_goes_on_with_what_is_left(c
     # Other rows are other commands.
     assert program("reproduce", "claims=[last]", "data_path=rows.tsv").code == 0
     assert (checkout / "log.txt").read_text().split()[-1] == "last"
+
+
+def test_reproduce_leaves_out_what_needs_a_testbed_where_there_can_be_none(checkout, program, monkeypatch):
+    path = checkout / "experiments" / "claims.yaml"
+    claims = yaml.safe_load(path.read_text())
+    claims[1]["laptop"]["testbed"] = True
+    path.write_text(yaml.safe_dump(claims))
+    monkeypatch.setenv("PATH", str(checkout))
+    _no_testbed.cache_clear()
+    ended = program("reproduce")
+    assert ended.code == 0
+    assert "[2/3] breaks: left out, the testbed needs unshare, mount, ip, tc: install iproute2" in ended.log
+    assert (checkout / "log.txt").read_text().split() == ["first", "last"]
+    assert not list(checkout.glob("results/reproduced/breaks-*"))
 
 
 ENDS = """

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from sparse2d.cli import run_entry_point
@@ -16,6 +17,7 @@ from sparse2d.config import ReproduceConfig
 from sparse2d.errors import UserError
 from sparse2d.records import write_atomically
 from sparse2d.report.claims import Claim, Scale, claims_file, read_claims
+from sparse2d.testbed.sandbox import command_prefix
 
 log = logging.getLogger("sparse2d.reproduce")
 
@@ -40,6 +42,9 @@ def main(config: ReproduceConfig) -> None:
         stamp = checkout / "results" / "reproduced" / f"{claim.name}-{_digest(commands)}.json"
         if stamp.is_file() and not config.rerun:
             log.info("%s: finished before (rerun=true runs it again)", place)
+            continue
+        if scale.testbed and (reason := _no_testbed()) is not None:
+            log.warning("%s: left out, %s", place, reason)
             continue
         log.info("%s: %s (about %g min)", place, claim.title, scale.minutes)
         begun = time.monotonic()
@@ -74,6 +79,16 @@ def _chosen(claims: Sequence[Claim], config: ReproduceConfig) -> list[tuple[Clai
         else:
             chosen.append((claim, scale))
     return chosen
+
+
+@cache
+def _no_testbed() -> str | None:
+    """Why this machine cannot have hosts in miniature, if it cannot."""
+    try:
+        command_prefix()
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _data_options(path: str | None) -> str:

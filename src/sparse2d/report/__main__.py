@@ -63,7 +63,7 @@ COMPRESSION = [
         "dct_lifetime",
         "NE, bytes and time against L, steps for which a threshold is kept",
         experiments=("dct_dp", "dct_lifetime"),
-        where="method == 'none' or (density == 0.005 and warmup_steps == 40)",
+        where="method == 'none' or (method == 'dct' and scope == 'model' and density == 0.005 and warmup_steps == 40)",
     ),
     CompressionStudy("dct_2d", "both halves of DCT on 2D", experiments=("dct_2d",), options=BOTH),
     CompressionStudy("dct_qps", "both halves of DCT on slow links", experiments=("dct_qps",), options=BOTH),

@@ -41,10 +41,12 @@ class Scale(_Strict):
     Attributes:
         commands: lines for a shell without a shell's features; ``{data}`` stands for the options of the data.
         minutes: about how long they take on 2 cores.
+        testbed: whether they run on hosts in miniature, which not every machine allows.
     """
 
     commands: list[str]
     minutes: float
+    testbed: bool = False
 
 
 @dataclass(frozen=True)
