@@ -17,10 +17,11 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
                 series["num_groups"], series["ne_gap_pct"], series["ne_gap_pct_ci95"], label=label, capsize=3, **style
             )
     first = rows.iloc[0]
-    seeds = int(rows["n_seeds"].max())
+    counts = sorted(two_d["n_seeds"].astype(int).unique())
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     axes.set_title(
         f"{first['data']}: B {first['global_batch_size']:.0f}, lr {first['table_lr']:g}, "
-        f"{first['num_ranks']:.0f} ranks, up to {seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
+        f"{first['num_ranks']:.0f} ranks, seeds: {seeds} ({first['label']})",
         fontsize=8,
     )
     powers_of_two(axes, two_d["num_groups"])
