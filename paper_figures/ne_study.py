@@ -44,15 +44,17 @@ def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None
 
 def _panels(table: pd.DataFrame, axis: str) -> list[tuple[str, pd.DataFrame]]:
     """Title and rows of each comparison: of those that differ in the axis alone, one panel."""
-    keys = ["data", "table_lr", *([] if axis == "num_groups" else ["num_groups"])]
+    # Each optimizer has a learning rate of its own.
+    shared = {"table_lr": "lr {:g}"} if axis != "unscaled" else {}
+    shared |= {"num_groups": "M {:.0f}"} if axis != "num_groups" else {}
     found = []
     shown = table[(table["parallelism"] == "sparse_2d") & (table["n_seeds"] >= MIN_SEEDS)]
-    for (data, lr, *groups), rows in shown.groupby(keys):
+    for (data, *values), rows in shown.groupby(["data", *shared]):
         if len(set(rule_of(rows))) > 1 and rows[axis].nunique() > 1:
             seeds = sorted(rows["n_seeds"].astype(int).unique())
             counts = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
-            parts = [f"lr {lr:g}", *(f"M {m:.0f}" for m in groups), f"{counts} seeds ({rows['label'].iloc[0]})"]
-            found.append((f"{data}: {', '.join(parts)}", rows))
+            parts = [text.format(value) for text, value in zip(shared.values(), values, strict=True)]
+            found.append((f"{data}: {', '.join([*parts, f'{counts} seeds'])} ({rows['label'].iloc[0]})", rows))
     return found
 
 

@@ -251,11 +251,12 @@ def test_all_rows_are_not_sent_as_bf16(train_config):
         ([], "merged_gradient"),
         (["optimizer=adagrad", "sync.wire_dtype=bf16"], "merged_gradient"),
         (["sync.interval=4"], "touch_mean"),
+        (["optimizer=adam"], "touch_mean"),
+        (["optimizer=adam", "sync.interval=4"], "touch_mean"),
         (["sync.combine=mean"], "mean"),
         (["sync.combine=delta_sum"], "delta_sum"),
         # Each of these is made for the mean, or needs it.
         (["optimizer=sgd"], "mean"),
-        (["optimizer=adam"], "mean"),
         (["optimizer=momentum_scaled_rowwise_adagrad"], "mean"),
         (["optimizer=momentum_scaled_rowwise_adagrad", "optimizer.moment_scale=4"], "mean"),
         (["sync.rows=all"], "mean"),

@@ -41,7 +41,7 @@ def sizes(layers: list[list[int]]) -> dict[str, int]:
 def step_ms(parts: dict[str, int], density: float) -> tuple[float, float]:
     """The middle one of the steps that find a threshold and of those that reuse one."""
     config = ThresholdConfig(density=density, lifetime=1, value_dtype=ValueDtype.bf16)
-    feedback = ErrorFeedback(parts, config, Scope.parameter, torch.device("cpu"))
+    feedback = ErrorFeedback(parts, config, Scope.model, torch.device("cpu"))
     gradients = [torch.randn(sum(parts.values())).split(list(parts.values())) for _ in range(4)]
     times: dict[int, list[float]] = {1: [], REUSED: []}
     # What is held back takes 1 / density steps to be as much as it will stay.

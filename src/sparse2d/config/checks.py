@@ -46,24 +46,25 @@ _ADAGRAD = (TableOptimizer.adagrad, TableOptimizer.rowwise_adagrad)
 def settle(config: TrainConfig) -> None:
     """Put in the place of ``sync.combine=auto`` the rule that it stands for.
 
-    With AdaGrad, ``merged_gradient`` makes full model parallelism's updates at K = 1, and ``touch_mean`` keeps more NE
-    than the paper's ``mean`` above it (experiments/ne_rules, sync_interval). Both are for moments that go with the
-    weights and that nothing else scales.
+    With AdaGrad, ``merged_gradient`` makes full model parallelism's updates at K = 1; above it, and with Adam,
+    ``touch_mean`` keeps more NE than the paper's ``mean`` (experiments/ne_rules, sync_interval, optimizers). Both are
+    for moments that go with the weights and that nothing else scales. SGD has none, and the mean is exact.
     """
     sync = config.sync
     if sync.combine is not Combine.auto:
         return
     applies = (
         config.parallelism.num_groups > 1
-        and config.optimizer.name in _ADAGRAD
+        and config.optimizer.name in (*_ADAGRAD, TableOptimizer.adam)
         and config.optimizer.moment_scale == 1
         and config.optimizer.lr > 0
         and sync.moments is SyncMoments.with_weights
         and sync.rows is not SyncRows.all
         and config.compression.averaging.method is AveragingMethod.none
     )
-    of_adagrad = Combine.merged_gradient if sync.interval == 1 else Combine.touch_mean
-    sync.combine = of_adagrad if applies else Combine.mean
+    is_exact = config.optimizer.name in _ADAGRAD and sync.interval == 1
+    of_moments = Combine.merged_gradient if is_exact else Combine.touch_mean
+    sync.combine = of_moments if applies else Combine.mean
 
 
 def _check_emulated(config: TrainConfig) -> None:
