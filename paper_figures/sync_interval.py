@@ -52,7 +52,9 @@ def main() -> None:
     for axes, rows in zip(grid[0], parts, strict=True):
         draw(axes, rows)
     grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\nlower is better")
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    # Not every panel has all rules.
+    handles = {text: handle for axes in grid[0] for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
     save(figure, "sync_interval")
 
 
