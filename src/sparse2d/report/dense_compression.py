@@ -13,11 +13,8 @@ from sparse2d.report.runs import load_runs
 DENSE = {
     f"dense.{name}": name for name in ("method", "density", "lifetime", "value_dtype", "scope", "warmup_steps", "rank")
 }
-BOTH = {
-    "dense.method": "method",
-    "dense.density": "density",
-    "lookup.method": "lookup_method",
-    "lookup.density": "lookup_density",
+BOTH = DENSE | {
+    f"lookup.{name}": f"lookup_{name}" for name in ("method", "density", "lifetime", "value_dtype", "warmup_steps")
 }
 # Which methods read an option: for others it has its default, which says nothing of them.
 READ_BY = {
@@ -97,10 +94,11 @@ class CompressionStudy:
 
 
 def blank_unread(runs: pd.DataFrame, options: Iterable[str]) -> None:
-    """Blank, in place, columns of options where the run's ``method`` does not read them."""
+    """Blank, in place, columns of options where the run's ``method``, or ``lookup_method``, does not read them."""
     for name in options:
-        if name in READ_BY:
-            runs[name] = runs[name].where(runs["method"].isin(READ_BY[name]))
+        prefix = "lookup_" if name.startswith("lookup_") else ""
+        if (option := name.removeprefix(prefix)) in READ_BY:
+            runs[name] = runs[name].where(runs[f"{prefix}method"].isin(READ_BY[option]))
 
 
 def to_uncompressed(runs: pd.DataFrame, column: str) -> pd.Series:
