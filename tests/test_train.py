@@ -312,6 +312,7 @@ def test_tables_too_small_for_the_ids_are_refused_before_training(prepared, prog
 
 def test_a_prepared_folder_trains_like_the_rows_it_was_made_from(prepared, program, sweep):
     ended = run_prepared(program, prepared, *TWO_D, "optimizer=sgd", "optimizer.lr=1.0", "seed=0")
+    assert "replicas are merged by mean, every 1 steps (sync.combine=auto, optimizer=sgd)" in ended.log
     assert ended.code == 0
     (run_dir,) = run_dirs(prepared.parent / "results")
     same = next(path for path in sweep.completed if read_record(path)["seed"] == 0)
@@ -345,7 +346,7 @@ def test_signals_end_runs_in_seconds(tmp_path, data_dir):
             assert "Traceback" not in err
             (run_dir,) = run_dirs(tmp_path / line)
             assert read_record(run_dir)["status"] == "interrupted"
-            told = "stopped, and no step was saved (checkpoint.interval has steps saved); the same command starts anew"
+            told = "stopped, and no step was saved (checkpoint.interval has steps saved); this run starts anew"
             if saves[line]:
                 (newest,) = (run_dir / "checkpoints").glob("step-*")
                 step = int(newest.name.removeprefix("step-"))

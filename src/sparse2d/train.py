@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from sparse2d.checkpoint.folder import candidates_at, checkpoints_in, refuse_beyond, step_of
 from sparse2d.cli import run_entry_point
 from sparse2d.compression.compressor import savings
-from sparse2d.config import EngineKind, TrainConfig, check_train, settle
+from sparse2d.config import Combine, EngineKind, TrainConfig, check_train, settle
 from sparse2d.data.dataset import Dataset, num_train_steps, open_dataset
 from sparse2d.data.prepare import known_table_rows, prepare
 from sparse2d.data.verify import refuse_unsound
@@ -43,7 +43,11 @@ def main(config: TrainConfig) -> str | None:
         config.global_batch_size = config.rank_batch_size * config.launch.num_ranks
     is_first = rank is None or rank.is_first
     check_train(config)
+    is_auto = config.sync.combine is Combine.auto
     settle(config)
+    if is_first and is_auto and config.parallelism.num_groups > 1:
+        told = (config.sync.combine.name, config.sync.interval, config.optimizer.name.name)
+        log.info("replicas are merged by %s, every %d steps (sync.combine=auto, optimizer=%s)", *told)
     if config.engine is EngineKind.emulated and config.checkpoint.interval is not None:
         # Not an error: launch=slurm asks for them on behalf of all runs.
         log.info("engine=emulated writes no checkpoints: a run that is stopped starts anew")
@@ -158,7 +162,7 @@ def _stopped(run: RunDirectory) -> str:
     """Where a run that was stopped goes on."""
     if saved := checkpoints_in(run.checkpoints):
         return f"stopped; the same command goes on from step {step_of(saved[0])}, the last one saved: {saved[0]}"
-    return "stopped, and no step was saved (checkpoint.interval has steps saved); the same command starts anew"
+    return "stopped, and no step was saved (checkpoint.interval has steps saved); this run starts anew"
 
 
 def _record_failure_of_ranks(run: RunDirectory, error: BaseException, rank: RankInfo) -> None:
