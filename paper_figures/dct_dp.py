@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import SERIES, TABLES, name_points, powers_of_two, save, use_style
+from style import SERIES, TABLES, name_points, powers_of_two, save, seeds_of, use_style
 
 METHODS = {
     "dct": ("DCT-DP", SERIES[0]),
@@ -60,12 +60,9 @@ def main() -> None:
         draw_lifetime(grid[0][1], lifetime, "ne_gap_pct", "NE gap to no compression (%)")
         draw_lifetime(grid[0][2], lifetime, "sent_share", "share of the entries that is sent")
     first, compressed = density.iloc[0], density[density["method"] != "none"]
-    seeds = " to ".join(
-        str(int(number)) for number in sorted({compressed["n_seeds"].min(), compressed["n_seeds"].max()})
-    )
     figure.suptitle(
         f"{first['data']}, {first['num_ranks']:.0f} ranks, B {first['global_batch_size']:.0f}, "
-        f"seeds: {seeds} ({first['label']})",
+        f"seeds: {seeds_of(compressed)} ({first['label']})",
         fontsize=8,
     )
     save(figure, "dct_dp")

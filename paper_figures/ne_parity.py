@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import RULES, TABLES, powers_of_two, rule_of, save, use_style
+from style import RULES, TABLES, powers_of_two, rule_of, save, seeds_of, use_style
 
 
 def draw(axes: Axes, rows: pd.DataFrame) -> None:
@@ -17,11 +17,9 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
                 series["num_groups"], series["ne_gap_pct"], series["ne_gap_pct_ci95"], label=label, capsize=3, **style
             )
     first = rows.iloc[0]
-    counts = sorted(two_d["n_seeds"].astype(int).unique())
-    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     axes.set_title(
         f"{first['data']}: B {first['global_batch_size']:.0f}, lr {first['table_lr']:g}, "
-        f"{first['num_ranks']:.0f} ranks, seeds: {seeds} ({first['label']})",
+        f"{first['num_ranks']:.0f} ranks, seeds: {seeds_of(two_d)} ({first['label']})",
         fontsize=8,
     )
     powers_of_two(axes, two_d["num_groups"])

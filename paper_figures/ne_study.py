@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import RULES, TABLES, rule_of, save, use_style
+from style import RULES, TABLES, common_legend, rule_of, save, seeds_of, use_style
 
 PANELS_PER_ROW = 2
 # An interval of fewer is too wide to show anything.
@@ -28,17 +28,15 @@ def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None
     across = min(PANELS_PER_ROW, len(parts))
     down = -(-len(parts) // across)
     figure, grid = plt.subplots(down, across, figsize=(4.6 * across, 3.2 * down), squeeze=False)
-    handles = {}
     for axes, (title, rows) in zip(grid.flat, parts, strict=False):
         _draw(axes, rows, axis, places)
         axes.set_title(title, fontsize=8)
         axes.set_xlabel(label)
-        handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     for axes in list(grid.flat)[len(parts) :]:
         axes.set_visible(False)
     for left in grid[:, 0]:
         left.set_ylabel("NE gap to full MP (%)\n95 % intervals; lower is better", fontsize=8)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
+    common_legend(figure, grid.flat, 6)
     save(figure, name)
 
 
@@ -51,10 +49,8 @@ def _panels(table: pd.DataFrame, axis: str) -> list[tuple[str, pd.DataFrame]]:
     shown = table[(table["parallelism"] == "sparse_2d") & (table["n_seeds"] >= MIN_SEEDS)]
     for (data, *values), rows in shown.groupby(["data", *shared]):
         if len(set(rule_of(rows))) > 1 and rows[axis].nunique() > 1:
-            seeds = sorted(rows["n_seeds"].astype(int).unique())
-            counts = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
             parts = [text.format(value) for text, value in zip(shared.values(), values, strict=True)]
-            found.append((f"{data}: {', '.join([*parts, f'{counts} seeds'])} ({rows['label'].iloc[0]})", rows))
+            found.append((f"{data}: {', '.join([*parts, f'{seeds_of(rows)} seeds'])} ({rows['label'].iloc[0]})", rows))
     return found
 
 

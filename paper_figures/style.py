@@ -73,6 +73,18 @@ def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
     axes.xaxis.set_major_formatter(ScalarFormatter())
 
 
+def seeds_of(rows: pd.DataFrame) -> str:
+    """How many seeds the rows of a table have: a number, or the least and the most."""
+    least, most = int(rows["n_seeds"].min()), int(rows["n_seeds"].max())
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
+    """One legend below all panels, of what any of them has."""
+    handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+
+
 def name_points(axes: Axes, x: Iterable[float], y: Iterable[float], names: Iterable[str], side: str) -> None:
     """Names beside points: ``left`` above and ``below`` right keep clear of a line that rises; else ``right``."""
     place, align = {"left": ((-5, 4), "right"), "below": ((5, -9), "left"), "right": ((5, 3), "left")}[side]

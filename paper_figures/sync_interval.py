@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, ScalarFormatter
-from style import RULES, TABLES, powers_of_two, rule_of, save, use_style
+from style import RULES, TABLES, common_legend, powers_of_two, rule_of, save, use_style
 
 # With c = M, beside moments averaged with the weights (RULES).
 MOMENTS = {
@@ -52,9 +52,7 @@ def main() -> None:
     for axes, rows in zip(grid[0], parts, strict=True):
         draw(axes, rows)
     grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\nlower is better")
-    # Not every panel has all rules.
-    handles = {text: handle for axes in grid[0] for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    common_legend(figure, grid[0], 3)
     save(figure, "sync_interval")
 
 
