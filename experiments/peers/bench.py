@@ -106,7 +106,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch", type=int, default=512, help="rows of all ranks")
-    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results-dir", type=Path, default=HERE.parents[1] / "results")
     given = parser.parse_args()

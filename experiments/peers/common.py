@@ -18,7 +18,8 @@ NUM_DENSE, NUM_SPARSE = 13, 26
 FEATURES = [f"C{i + 1}" for i in range(NUM_SPARSE)]
 # Folder where each rank leaves what it measured.
 OUT = "PEERS_OUT"
-WARMUP_STEPS = 50
+# Wandb's own process takes some seconds to start, on cores that the ranks need.
+WARMUP_STEPS = 300
 
 
 def arguments(description: str | None) -> argparse.Namespace:

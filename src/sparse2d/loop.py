@@ -18,7 +18,7 @@ from torchrec.datasets.utils import Batch
 from sparse2d.checkpoint.checkpointer import Checkpointer, Resumed
 from sparse2d.checkpoint.folder import refuse_beyond
 from sparse2d.checkpoint.local_state import seed_rng
-from sparse2d.config import Device, Pipeline, Timing, TrainConfig
+from sparse2d.config import Device, EngineKind, Pipeline, Timing, TrainConfig
 from sparse2d.data.batch import to_torchrec
 from sparse2d.data.dataset import (
     Dataset,
@@ -43,6 +43,8 @@ from sparse2d.runlog import RunLog, configure_rank_logging
 log = logging.getLogger(__name__)
 
 WARMUP_STEPS = 10
+# Of a rank, that its loader thread hands over together.
+PREFETCHED_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def run_rank(job: Job) -> dict[str, Any]:
         engine = build_engine(config, dataset, rank, device)
         seed_rng(config.seed, rank.rank)
         startup_s = time.time() - job.launched_at
-        log.info("%d ranks ready after %.1f s%s", rank.world_size, startup_s, _attempt(rank))
+        log.info("%s ready after %.1f s%s", _ranks(config, rank), startup_s, _attempt(rank))
         checkpointer = stack.enter_context(
             Checkpointer(config, engine, rank, job.run_dir / "checkpoints", job.fingerprint, dataset.digest)
         )
@@ -108,6 +110,12 @@ def run_rank(job: Job) -> dict[str, Any]:
         run_log.summarise(results)
         checkpointer.keep_only_newest()
     return {key: plain(value) for key, value in results.items()}
+
+
+def _ranks(config: TrainConfig, rank: RankInfo) -> str:
+    if config.engine is EngineKind.emulated:
+        return f"one process that emulates {config.launch.num_ranks} ranks"
+    return "1 rank" if rank.world_size == 1 else f"{rank.world_size} ranks"
 
 
 def _attempt(rank: RankInfo) -> str:
@@ -162,7 +170,8 @@ def train(
     window = Window(rank, resumed.window)
     seed = config.data.shuffle_seed
     batches = prefetch(
-        train_batches(dataset, batch_size, rank.rank, rank.world_size, resumed.step, steps, shuffle_seed=seed)
+        train_batches(dataset, batch_size, rank.rank, rank.world_size, resumed.step, steps, shuffle_seed=seed),
+        together=max(1, PREFETCHED_ROWS * rank.world_size // batch_size),
     )
     # Phases of overlapping steps could not be told apart.
     train_steps = TrainSteps(engine, batches, Pipeline.none if config.timing is Timing.phases else config.pipeline)
@@ -262,35 +271,40 @@ class Window:
         self._rows += rows
 
     def reduce(self) -> dict[str, float | None]:
-        """Pool over the ranks and start anew.
+        """Pool over the ranks and start anew; a collective.
 
         Raises:
             UserError: on every rank, if a loss was not finite, with the first such step and rank.
         """
-        self.refuse_non_finite()
         losses = self._stacked().double().cpu()
         # Every step has the same number of rows, so the mean over steps is the mean over rows.
-        sums = torch.tensor([losses.mean().item() * self._rows, self._positives, float(self._rows)]).double()
-        dist.all_reduce(sums)
-        loss_sum, positives, rows = sums.tolist()
+        sums = [losses.mean().item() * self._rows, self._positives, float(self._rows)]
+        *sums_of_ranks, bad = _of_ranks([*sums, self._first_non_finite(losses)]).T
+        self._refuse(bad)
+        loss_sum, positives, rows = (of_ranks.sum().item() for of_ranks in sums_of_ranks)
         loss = loss_sum / rows
         self._clear()
         return {"loss": loss, "ne": normalized_entropy(loss, positives / rows)}
 
     def refuse_non_finite(self) -> None:
         """Raise on every rank if a loss was not finite, with the first such step and rank; a collective."""
-        if self._first_step is None:
-            return
-        losses = self._stacked().cpu()
-        bad = (~losses.isfinite()).nonzero()
-        world = self._rank.world_size
-        # Steps and ranks in one number, so that the smallest one names the first.
-        code = (self._first_step + int(bad[0])) * world + self._rank.rank if len(bad) else math.inf
-        first = _over_ranks(code, dist.ReduceOp.MIN)
-        if math.isfinite(first):
-            step, rank = divmod(int(first), world)
+        if self._first_step is not None:
+            self._refuse(_of_ranks([self._first_non_finite(self._stacked().cpu())])[:, 0])
+
+    def _first_non_finite(self, losses: torch.Tensor) -> float:
+        """Step of this rank's first loss that is not finite, or infinity."""
+        assert self._first_step is not None
+        (places,) = (~losses.isfinite()).nonzero(as_tuple=True)
+        return float(self._first_step + int(places[0])) if len(places) else math.inf
+
+    @staticmethod
+    def _refuse(first_bad_steps: torch.Tensor) -> None:
+        """Raise if a rank, of all [T], has a step to tell."""
+        step, rank = first_bad_steps.min(0)
+        if step.isfinite():
             raise UserError(
-                f"the loss is not finite at step {step} on rank {rank}; lower optimizer.lr or optimizer.dense.lr"
+                f"the loss is not finite at step {int(step)} on rank {int(rank)}; "
+                "lower optimizer.lr or optimizer.dense.lr"
             )
 
 
@@ -354,6 +368,14 @@ def _cuda_memory(device: torch.device) -> dict[str, int]:
     if device.type != "cuda":
         return {}
     return {"peak_cuda_bytes": int(_over_ranks(torch.cuda.max_memory_allocated(device), dist.ReduceOp.MAX))}
+
+
+def _of_ranks(values: list[float]) -> torch.Tensor:
+    """Every rank's numbers, float64 [T, len(values)]; a collective."""
+    own = torch.tensor(values, dtype=torch.float64)
+    gathered = own.new_empty(dist.get_world_size() * len(own))
+    dist.all_gather_into_tensor(gathered, own)
+    return gathered.view(-1, len(own))
 
 
 def _over_ranks(value: float, op: Any) -> float:

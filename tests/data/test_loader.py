@@ -91,17 +91,20 @@ def test_rows_and_errors_name_the_days_own_file(config):
 def test_prefetching_changes_nothing(tagged, rows_of):
     dataset = tagged(40, 5)
     plain = [rows_of(batch) for batch in train_batches(dataset, 8, 0, 1)]
-    assert [rows_of(batch) for batch in prefetch(train_batches(dataset, 8, 0, 1))] == plain
+    for together in (1, 2, 5, 8):
+        batches = prefetch(train_batches(dataset, 8, 0, 1), together=together)
+        assert [rows_of(batch) for batch in batches] == plain
     assert list(prefetch(iter([]))) == []
 
 
-def test_an_error_comes_where_its_batch_would_have():
+@pytest.mark.parametrize("together", [1, 2, 5])
+def test_an_error_comes_where_its_batch_would_have(together):
     def items():
         yield 1
         yield 2
         raise UserError("third")
 
-    ahead = prefetch(items())
+    ahead = prefetch(items(), together=together)
     assert [next(ahead), next(ahead)] == [1, 2]
     with pytest.raises(UserError, match="third"):
         next(ahead)
@@ -115,17 +118,17 @@ def test_the_thread_works_ahead_and_ends_with_its_iterator():
             made.append(n)
             yield n
 
-    ahead = prefetch(items(), depth=3)
+    ahead = prefetch(items(), depth=3, together=2)
     assert next(ahead) == 0
     deadline = time.monotonic() + 20
-    while len(made) < 5 and time.monotonic() < deadline:
+    while len(made) < 8 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.3)
-    assert len(made) == 5
+    assert len(made) == 8
     ahead.close()
-    while any(thread.name == "prefetch" for thread in threading.enumerate()) and time.monotonic() < deadline:
+    while any(thread.name.startswith("prefetch") for thread in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not any(thread.name == "prefetch" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
 def test_multi_hot_ids_start_with_the_rows_own_and_are_a_function_of_it():
