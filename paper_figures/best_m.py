@@ -9,8 +9,7 @@ def draw_groups(axes: plt.Axes) -> None:
     """QPS for each GPU over M, a line for each T; what does not fit is absent."""
     table = pd.read_csv(TABLES / "best_m.csv")
     rows = table[(table["label"] == "modelled") & table["qps"].notna()]
-    styles = [*SERIES, {"color": "#CC79A7", "marker": "v", "linestyle": "-"}]
-    for (num_gpus, of_size), style in zip(rows.groupby("num_gpus"), styles, strict=True):
+    for (num_gpus, of_size), style in zip(rows.groupby("num_gpus"), SERIES, strict=True):
         of_size = of_size.sort_values("num_groups")
         axes.plot(of_size["num_groups"], of_size["scaling_factor_pct"], **style, label=f"T = {num_gpus}")
     powers_of_two(axes, table["num_groups"])

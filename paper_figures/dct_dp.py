@@ -10,7 +10,7 @@ METHODS = {
     "dct by parameter": ("DCT-DP, a threshold for each parameter", SERIES[1]),
     "topk": ("top-k of every step", SERIES[2]),
     "powersgd": ("PowerSGD, rank 1", SERIES[3]),
-    "bf16": ("bf16", {"color": "#CC79A7", "marker": "v", "linestyle": "none"}),
+    "bf16": ("bf16", {**SERIES[4], "linestyle": "none"}),
 }
 
 

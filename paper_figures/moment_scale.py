@@ -31,7 +31,8 @@ def draw(left: Axes, right: Axes, rows: pd.DataFrame) -> None:
                 capsize=3,
                 **style,
             )
-        axes.plot(full_mp["table_lr"], full_mp["ne_gap_best_lr_pct"], label="full MP", **FULL_MP)
+        spread = full_mp["ne_gap_best_lr_pct_ci95"]
+        axes.errorbar(full_mp["table_lr"], full_mp["ne_gap_best_lr_pct"], spread, label="full MP", capsize=3, **FULL_MP)
         axes.set_xscale("log")
         axes.set_ylim(top=min(axes.get_ylim()[1], 6))
     first = two_d.iloc[0]
@@ -41,6 +42,7 @@ def draw(left: Axes, right: Axes, rows: pd.DataFrame) -> None:
         f"{seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
         fontsize=8,
     )
+    right.set_title("the same gaps against the rate that c makes of lr", fontsize=8)
     left.set_xlabel("lr")
     right.set_xlabel("lr x sqrt(c)")
     left.set_ylabel("NE gap to full MP at its best lr (%)\nlower is better")

@@ -12,7 +12,6 @@ LAYOUTS = [
     (("sparse_2d", 4, 8), "2D, M = 4, K = 8"),
     (("sparse_2d", 4, 1), "2D, M = 4, K = 1"),
 ]
-LOOKS = [*SERIES, {"color": "#009E73", "marker": "v", "linestyle": (0, (1, 3))}]
 
 
 def main() -> None:
@@ -23,7 +22,7 @@ def main() -> None:
     figure, panels = plt.subplots(1, len(kinds), figsize=(4.2 * len(kinds), 3.4), squeeze=False)
     for axes, kind in zip(panels[0], kinds, strict=True):
         rows = table[table["sharding"] == kind]
-        for ((parallelism, num_groups, interval), label), look in zip(LAYOUTS, LOOKS, strict=True):
+        for ((parallelism, num_groups, interval), label), look in zip(LAYOUTS, SERIES, strict=True):
             of = rows[(rows["parallelism"] == parallelism) & (rows["num_groups"] == num_groups)]
             of = of[of["sync_interval"].isna() if interval is None else of["sync_interval"] == interval]
             of = of.sort_values("num_ranks")

@@ -32,7 +32,7 @@ def draw_memory(axes: plt.Axes) -> None:
     }
     parts = {"weights_gb": "tables", "activations_gb": "ids and pooled rows"}
     series = [(layout, column) for layout in layouts for column in parts]
-    for (layout, column), style in zip(series, SERIES, strict=True):
+    for (layout, column), style in zip(series, SERIES, strict=False):
         rows = table[layouts[layout]]
         axes.plot(rows["num_gpus"], rows[column], **style, label=f"{layout}: {parts[column]}")
     axes.plot(1024, 15, "*", color="0.4", ms=9, label="ids and pooled rows (paper)")

@@ -19,6 +19,7 @@ SERIES = [
     {"color": "#D55E00", "marker": "s", "linestyle": "--"},
     {"color": "#0072B2", "marker": "^", "linestyle": "-."},
     {"color": "#009E73", "marker": "D", "linestyle": ":"},
+    {"color": "#CC79A7", "marker": "v", "linestyle": "-"},
 ]
 # Labels and looks of the rules that merge replicas.
 RULES = {
@@ -26,7 +27,7 @@ RULES = {
     "mean_M": ("mean, c = M", SERIES[1]),
     "delta_sum": ("delta_sum", SERIES[2]),
     "touch_mean": ("touch_mean", SERIES[3]),
-    "merged_gradient": ("merged_gradient", {"color": "#CC79A7", "marker": "v", "linestyle": "-"}),
+    "merged_gradient": ("merged_gradient", SERIES[4]),
 }
 
 

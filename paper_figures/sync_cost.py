@@ -22,7 +22,7 @@ def main() -> None:
     )
     for column, num_ranks in enumerate(ranks):
         rows = table[table["num_ranks"] == num_ranks]
-        for (way, label), style in zip(WAYS.items(), SERIES, strict=True):
+        for (way, label), style in zip(WAYS.items(), SERIES, strict=False):
             series = rows[rows["rows"] == way].sort_values("table_rows")
             grid[0][column].errorbar(
                 series["table_rows"], series["ms"], yerr=series["ms_std"], label=label, capsize=3, **style

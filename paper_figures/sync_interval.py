@@ -8,8 +8,8 @@ from style import RULES, TABLES, common_legend, powers_of_two, rule_of, save, us
 
 # With c = M, beside moments averaged with the weights (RULES).
 MOMENTS = {
-    "delayed": ("c = M, moments delayed", {"color": "#D55E00", "marker": "<", "linestyle": ":"}),
-    "never": ("c = M, moments never", {"color": "#CC79A7", "marker": ">", "linestyle": "--"}),
+    "delayed": ("c = M, moments delayed", {"color": "#56B4E9", "marker": "<", "linestyle": ":"}),
+    "never": ("c = M, moments never", {"color": "#E69F00", "marker": ">", "linestyle": "--"}),
 }
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     figure, grid = plt.subplots(1, len(parts), figsize=(max(6, 4.4 * len(parts)), 4), squeeze=False, sharey=True)
     for axes, rows in zip(grid[0], parts, strict=True):
         draw(axes, rows)
-    grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\nlower is better")
+    grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\nlower is better; logarithmic above 1")
     common_legend(figure, grid[0], 3)
     save(figure, "sync_interval")
 

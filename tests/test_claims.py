@@ -89,10 +89,10 @@ def test_the_laptop_takes_less_than_half_an_hour():
 
 def test_the_report_shows_the_papers_rows_beside_ours_rounded_with_spread_and_runs(results):
     text, page = pages(results, CLAIM)
-    assert "| paper | 1e+06 | - | arXiv 1 |" in text
-    assert "| measured | 1.5e+06 +- 2e+04 | -0.10 | aaaabbbb and 1 more |" in text
-    assert "1.5e+06 QPS; 1e+06 to 1.5e+06" in text
-    assert '<tr class="paper"><td>paper</td><td>1e+06</td>' in page
+    assert "| paper | 1000000 | - | arXiv 1 |" in text
+    assert "| measured | 1500000 +- 20000 | -0.10 | aaaabbbb and 1 more |" in text
+    assert "1500000 QPS; 1000000 to 1500000" in text
+    assert '<tr class="paper"><td>paper</td><td>1000000</td>' in page
     assert "It is &lt;fast&gt;." in page
 
 
@@ -100,13 +100,13 @@ def test_what_is_published_in_words_comes_first(results):
     words = dataclasses.replace(VIEW, published=[{"label": "paper", "ne_gap_pct": "no loss"}])
     rows = pages(results, dataclasses.replace(CLAIM, tables=[words]))[0].split("|---|---|---|---|\n")[1].splitlines()
     assert rows[0] == "| paper | - | no loss | - |"
-    assert rows[1].startswith("| paper | 1e+06 |")
+    assert rows[1].startswith("| paper | 1000000 |")
 
 
 def test_what_is_found_follows_the_table(results):
     (results / "tables" / "speed.csv").write_text(TABLE.replace("1.5e6", "2.5e6"))
     for page in pages(results, CLAIM):
-        assert "2.5e+06 QPS; 1e+06 to 2.5e+06" in page
+        assert "2500000 QPS; 1000000 to 2500000" in page
 
 
 def test_what_is_missing_is_said_to_be(results):
@@ -120,6 +120,19 @@ def test_what_is_missing_is_said_to_be(results):
     quick = dataclasses.replace(CLAIM, tables=[], found="{{ value('speed', 'qps', label='shaped') }}")
     (results / "tables" / "speed.csv").write_text(TABLE)
     assert "(not in this table)" in pages(results, quick)[0]
+
+
+def test_a_verdict_of_more_seeds_is_withheld_and_told(results):
+    (results / "tables" / "speed.csv").write_text(
+        "label,num_groups,qps,ne_gap_pct,n_seeds,fingerprints\nmeasured,1,2,3,2,a\n"
+    )
+    for page in pages(results, dataclasses.replace(CLAIM, seeds=3)):
+        assert "not judged" in page
+        assert "it took 3 seeds, these tables have 2" in page
+        assert "Sure." not in page
+    assert all("not judged" not in page for page in pages(results, dataclasses.replace(CLAIM, seeds=2)))
+    absent = dataclasses.replace(CLAIM, found="{{ value('speed', 'qps', label='shaped') }}")
+    assert all("some of the runs that it rests on are not in these tables" in page for page in pages(results, absent))
 
 
 @pytest.mark.parametrize(
@@ -143,9 +156,14 @@ def test_markdown_and_latex_escape_what_would_break_a_table():
         pd.DataFrame({"tool": ["a|b_c & 5%"], "ms": [1234.5], "ms_std": [0.5]}),
         TableView("t", {"tool": "x_y", "ms": "ms"}),
     )
-    assert markdown(shown).splitlines()[-1] == r"| a\|b_c & 5% | 1.23e+03 +- 0.5 |"
-    assert r"a|b\_c \& 5\% & 1.23e+03 $\pm$ 0.5 \\" in latex(shown)
+    assert markdown(shown).splitlines()[-1] == r"| a\|b_c & 5% | 1234 +- 0.5 |"
+    assert r"a|b\_c \& 5\% & 1234 $\pm$ 0.5 \\" in latex(shown)
     assert r"x\_y & ms \\" in latex(shown)
+
+
+def test_values_that_only_rounding_tells_apart_have_no_spread():
+    shown = view(pd.DataFrame({"a": [3.2], "a_std": [5e-16]}), TableView("t", {"a": "a"}))
+    assert shown["a"].tolist() == ["3.2 +- 0"]
 
 
 def test_an_entry_with_an_unknown_field_is_refused(tmp_path):

@@ -66,6 +66,7 @@ class Claim(_Strict):
         laptop: how to run it on 2 cores; None = not at that scale.
         full: how to run it as it was run for the committed tables.
         missing: what was not reproduced, and why.
+        seeds: how many the verdict takes at least; None where there are none.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Claim(_Strict):
     laptop: Scale | None = None
     full: Scale | None = None
     missing: str = ""
+    seeds: int | None = None
 
 
 def claims_file() -> Path:

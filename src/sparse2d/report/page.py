@@ -25,6 +25,9 @@ LABELS = {
     "modelled": "the cost model's prediction for a cluster that is not at hand",
 }
 
+# Stands for a value that a table does not have.
+ABSENT = "(not in this table)"
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -36,10 +39,16 @@ class Shown:
 
 @dataclass(frozen=True)
 class Section:
-    """A claim with its evidence as it is on the disk; without all of its tables there is no verdict."""
+    """A claim with its evidence as it is on the disk.
+
+    Attributes:
+        verdict: the claim's, or "not run" if a table is missing, or "not judged" if the tables are of fewer runs.
+        unjudged: why there is no verdict on tables that are there; empty else.
+    """
 
     claim: Claim
     verdict: str
+    unjudged: str
     found: str
     tables: list[Shown]
     figures: dict[str, Path | None]
@@ -66,14 +75,36 @@ def _section(claim: Claim, tables: Path, figures_dir: Path) -> Section:
         Shown(of, None if (rows := read_table(tables, of.name)) is None else view(rows, of)) for of in claim.tables
     ]
     is_whole = all(table.rows is not None for table in shown)
+    found = _found(claim, tables) if is_whole else ""
+    unjudged = _unjudged(claim, tables, found) if is_whole else ""
     pictures = {name: figures_dir / f"{name}.png" for name in claim.figures}
     return Section(
         claim,
-        verdict=claim.verdict if is_whole else "not run",
-        found=_found(claim, tables) if is_whole else "",
+        verdict="not run" if not is_whole else "not judged" if unjudged else claim.verdict,
+        unjudged=unjudged,
+        found=found,
         tables=shown,
         figures={name: path if path.is_file() else None for name, path in pictures.items()},
     )
+
+
+def _unjudged(claim: Claim, tables: Path, found: str) -> str:
+    """Why the claim's verdict, which other runs were given, says nothing of these tables; empty if it does."""
+    reasons = []
+    if ABSENT in found:
+        reasons.append("some of the runs that it rests on are not in these tables")
+    numbers = [rows["n_seeds"].max() for of in claim.tables if "n_seeds" in (rows := _read(tables, of.name))]
+    if claim.seeds is not None and numbers and max(numbers) < claim.seeds:
+        reasons.append(f"it took {claim.seeds} seeds, these tables have {int(max(numbers))}")
+    return "; ".join(reasons)
+
+
+def _read(tables: Path, name: str) -> pd.DataFrame:
+    """A table that is needed."""
+    rows = read_table(tables, name)
+    if rows is None:
+        raise UserError(f"there is no table {name}")
+    return rows
 
 
 def _found(claim: Claim, tables: Path) -> str:
@@ -91,15 +122,13 @@ def _value(tables: Path) -> Callable[..., str]:
 
     def value(name: str, column: str, **where: Any) -> str:
         """A value of a table, rounded: that of the row where axes have these values, or the range of several rows'."""
-        rows = read_table(tables, name)
-        if rows is None:
-            raise UserError(f"there is no table {name}")
+        rows = _read(tables, name)
         for axis, wanted in where.items():
             rows = rows[rows[axis] == wanted]
         values = rows[column].dropna()
         # A quick run has fewer arms, one of many settings has several rows for an arm.
         if values.empty:
-            return "(not in this table)"
+            return ABSENT
         lowest, highest = text(values.min(), column), text(values.max(), column)
         return lowest if lowest == highest else f"{lowest} to {highest}"
 

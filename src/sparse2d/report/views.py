@@ -25,10 +25,13 @@ FORMATS = {
     "*bytes*": ".3g",
     "*_ms": ".3g",
     "ms": ".3g",
-    "*qps": ".4g",
+    "*qps": ".0f",
+    "qps_m*": ".0f",
     "rows_per_s": ".3g",
 }
 MISSING = "-"
+# Numbers up to this one are written out.
+LARGE = 1e6
 
 
 def read_table(tables: Path, name: str) -> pd.DataFrame | None:
@@ -66,9 +69,14 @@ def _texts(rows: pd.DataFrame, column: str) -> list[str]:
     if column == "fingerprints":
         return [_short_names(value) for value in rows[column]]
     return [
-        text(value, column) + (f" +- {text(spread, column).lstrip('+')}" if pd.notna(spread) else "")
+        text(value, column) + (f" +- {_spread_text(value, spread, column)}" if pd.notna(spread) else "")
         for value, spread in zip(rows[column], spreads, strict=True)
     ]
+
+
+def _spread_text(value: float, spread: float, column: str) -> str:
+    """A spread, rounded as its value is; equal values have one of some 1e-16 of them, by rounding."""
+    return text(0.0 if spread < 1e-12 * abs(value) else spread, column).lstrip("+")
 
 
 def text(value: object, column: str) -> str:
@@ -78,7 +86,9 @@ def text(value: object, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     form = next((form for pattern, form in FORMATS.items() if fnmatch.fnmatchcase(column, pattern)), ".6g")
-    return format(float(value), form)
+    shown = format(float(value), form)
+    # Milliseconds, say, are read more easily whole.
+    return format(float(value), ".0f") if "e+" in shown and abs(value) < LARGE else shown
 
 
 def _short_names(value: object) -> str:
