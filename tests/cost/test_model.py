@@ -135,8 +135,15 @@ def test_all_figures_are_finite_and_none_is_negative(config):
     assert all(math.isfinite(value) and value >= 0 for value in figures)
     assert found.hidden >= -1e-12
     assert all(value >= 1 - 1e-9 for value in found.imbalance.values())
+
+
+@settings(max_examples=150)
+@given(simulations())
+def test_perfect_balance_never_takes_longer(config):
+    # With half a host, balanced ranks load its interface less than the others'.
+    assume(config.num_gpus % config.hardware.gpus_per_nic == 0)
     balanced = predict(config, balanced=True)
-    assert balanced.step.total <= found.step.total * (1 + 1e-9)
+    assert balanced.step.total <= predict(config).step.total * (1 + 1e-9)
 
 
 @settings(max_examples=60)

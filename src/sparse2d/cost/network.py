@@ -41,8 +41,8 @@ class Traffic:
 def all_to_all_s(traffic: Traffic, hardware: HardwareConfig, efficiency: float, mesh: Mesh) -> float:
     """Seconds of one all-to-all in each group, all groups at once: until the slowest rank is done.
 
-    Both kinds of links work at once. Each message to a remote peer costs what ``half_rate_message_kb`` more bytes
-    would; congestion lowers the rate as a group spans more hosts.
+    Both kinds of links work at once. Each message to a remote peer, an empty one (gloo's alltoallv sends it) too, costs
+    what ``half_rate_message_kb`` more bytes would; congestion lowers the rate as a group spans more hosts.
 
     Args:
         traffic: of all ranks of one group.
@@ -61,7 +61,7 @@ def all_to_all_s(traffic: Traffic, hardware: HardwareConfig, efficiency: float, 
     overhead = (peers - local_peers) * hardware.half_rate_message_kb * 1e3
 
     def through_interface(remote: Floats) -> Floats:
-        return _by_interface(np.where(remote > 0, remote + overhead, 0.0), mesh, hardware.gpus_per_nic)
+        return _by_interface(remote + overhead, mesh, hardware.gpus_per_nic)
 
     remote = max(through_interface(traffic.sent_remote).max(), through_interface(traffic.received_remote).max())
     local = np.maximum(traffic.sent_local, traffic.received_local).max()

@@ -113,7 +113,7 @@ def _outwards(to_each: Floats, inside: Floats, cluster: Cluster) -> Traffic:
         sent_local=(local - 1) * to_each + inside,
         sent_remote=(n - local) * to_each,
         received_local=host - to_each + inside,
-        # What rounding leaves of nothing would count as a message.
+        # Without what rounding leaves of nothing.
         received_remote=np.where(remote > 1e-9 * host, remote, 0.0),
     )
 
