@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import SERIES, TABLES, name_points, powers_of_two, save, seeds_of, use_style
+from style import SERIES, TABLES, common_legend, name_points, powers_of_two, save, seeds_of, use_style
 
 METHODS = {
     "dct": ("DCT-DP", SERIES[0]),
@@ -27,15 +27,16 @@ def draw_bytes(axes: Axes, table: pd.DataFrame) -> None:
         )
         named = rows[rows["density"].notna()]
         names = named["density"].map("{:g}".format)
-        name_points(
-            axes, named["steady_bytes_ratio"], named["ne_gap_pct"], names, "below" if method == "topk" else "left"
-        )
+        if method == "dct":
+            ends = named["ne_gap_pct"] - named["ne_gap_pct_std"].fillna(0)
+            name_points(axes, named["steady_bytes_ratio"], ends, names, "under")
+        else:
+            name_points(axes, named["steady_bytes_ratio"], named["ne_gap_pct"], names, "left")
     axes.axhline(0, color="0.4", linewidth=1)
     axes.set_xscale("log")
     axes.margins(x=0.12)
     axes.set_xlabel("times fewer bytes, after warm-up\n(numbers: density)")
-    axes.set_ylabel("NE gap to no compression (%)\nlower is better")
-    axes.legend(fontsize=7)
+    axes.set_ylabel("NE gap to no compression (%)\nlower is better; bars: standard deviation", fontsize=8)
 
 
 def draw_lifetime(axes: Axes, table: pd.DataFrame, column: str, label: str) -> None:
@@ -53,7 +54,10 @@ def main() -> None:
     use_style()
     density, path = pd.read_csv(TABLES / "dct_dp.csv"), TABLES / "dct_lifetime.csv"
     panels = 3 if path.is_file() else 1
-    figure, grid = plt.subplots(1, panels, figsize=(max(3.4 * panels, 5), 3.4), squeeze=False)
+    widths = [1.5, 1, 1][:panels]
+    figure, grid = plt.subplots(
+        1, panels, figsize=(max(3.4 * panels, 5), 3.6), squeeze=False, gridspec_kw={"width_ratios": widths}
+    )
     draw_bytes(grid[0][0], density)
     if panels > 1:
         lifetime = pd.read_csv(path)
@@ -62,9 +66,10 @@ def main() -> None:
     first, compressed = density.iloc[0], density[density["method"] != "none"]
     figure.suptitle(
         f"{first['data']}, {first['num_ranks']:.0f} ranks, B {first['global_batch_size']:.0f}, "
-        f"seeds: {seeds_of(compressed)} ({first['label']})",
+        f"{seeds_of(compressed)} ({first['label']})",
         fontsize=8,
     )
+    common_legend(figure, grid[0][:1], 3)
     save(figure, "dct_dp")
 
 

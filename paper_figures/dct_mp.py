@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-from style import SERIES, TABLES, name_points, save, use_style
+from style import SERIES, TABLES, name_points, save, seeds_of, use_style
 
 METHODS = {
     "dct": ("DCT-MP, density", SERIES[0]),
@@ -32,10 +32,10 @@ def main() -> None:
             names = codecs if family == "qcomm" else series["density"].map("{:g}".format)
             side = {"qcomm": "right", "topk": "below"}.get(family, "left")
             name_points(axes, series["bytes_ratio"], series["ne_gap_pct"], names, side)
-        first, seeds = rows.iloc[0], sorted(set(rows["n_seeds"]))
+        first = rows.iloc[0]
         axes.set_title(
             f"{first['data']}: {first['train_rows']:,.0f} rows, dim {first['dim']:.0f}, "
-            f"{first['num_ranks']:.0f} ranks, seeds: {' or '.join(f'{n:.0f}' for n in seeds)} ({first['label']})",
+            f"{first['num_ranks']:.0f} ranks, {seeds_of(rows)} ({first['label']})",
             fontsize=8,
         )
         axes.set_xscale("log")

@@ -6,7 +6,7 @@ from itertools import cycle
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, TABLES, save, seeds_of, use_style
 
 FULL_MP = {"color": "0.5", "marker": "v", "linestyle": (0, (1, 1))}
 
@@ -36,10 +36,8 @@ def draw(left: Axes, right: Axes, rows: pd.DataFrame) -> None:
         axes.set_xscale("log")
         axes.set_ylim(top=min(axes.get_ylim()[1], 6))
     first = two_d.iloc[0]
-    seeds = int(rows["n_seeds"].max())
     left.set_title(
-        f"{first['data']}: M {groups:.0f}, B {first['global_batch_size']:.0f}, "
-        f"{seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
+        f"{first['data']}: M {groups:.0f}, B {first['global_batch_size']:.0f}, {seeds_of(rows)} ({first['label']})",
         fontsize=8,
     )
     right.set_title("the same gaps against the rate that c makes of lr", fontsize=8)

@@ -19,7 +19,7 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
     first = rows.iloc[0]
     axes.set_title(
         f"{first['data']}: B {first['global_batch_size']:.0f}, lr {first['table_lr']:g}, "
-        f"{first['num_ranks']:.0f} ranks, seeds: {seeds_of(two_d)} ({first['label']})",
+        f"{first['num_ranks']:.0f} ranks, {seeds_of(two_d)} ({first['label']})",
         fontsize=8,
     )
     powers_of_two(axes, two_d["num_groups"])

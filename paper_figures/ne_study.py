@@ -50,7 +50,7 @@ def _panels(table: pd.DataFrame, axis: str) -> list[tuple[str, pd.DataFrame]]:
     for (data, *values), rows in shown.groupby(["data", *shared]):
         if len(set(rule_of(rows))) > 1 and rows[axis].nunique() > 1:
             parts = [text.format(value) for text, value in zip(shared.values(), values, strict=True)]
-            found.append((f"{data}: {', '.join([*parts, f'{seeds_of(rows)} seeds'])} ({rows['label'].iloc[0]})", rows))
+            found.append((f"{data}: {', '.join([*parts, seeds_of(rows)])} ({rows['label'].iloc[0]})", rows))
     return found
 
 

@@ -75,9 +75,9 @@ def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
 
 
 def seeds_of(rows: pd.DataFrame) -> str:
-    """How many seeds the rows of a table have: a number, or the least and the most."""
+    """How many seeds the rows of a table have: ``5 seeds``, or the least and the most."""
     least, most = int(rows["n_seeds"].min()), int(rows["n_seeds"].max())
-    return f"{least}" if least == most else f"{least} to {most}"
+    return f"{least if least == most else f'{least} to {most}'} seed{'s' if most > 1 else ''}"
 
 
 def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
@@ -87,8 +87,13 @@ def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
 
 
 def name_points(axes: Axes, x: Iterable[float], y: Iterable[float], names: Iterable[str], side: str) -> None:
-    """Names beside points: ``left`` above and ``below`` right keep clear of a line that rises; else ``right``."""
-    place, align = {"left": ((-5, 4), "right"), "below": ((5, -9), "left"), "right": ((5, 3), "left")}[side]
+    """Names beside points: ``left`` above and ``below`` right keep clear of a rising line; ``right``, ``under``."""
+    place, align = {
+        "left": ((-5, 4), "right"),
+        "below": ((5, -9), "left"),
+        "right": ((5, 3), "left"),
+        "under": ((0, -11), "center"),
+    }[side]
     for name, point in zip(names, zip(x, y, strict=True), strict=True):
         axes.annotate(name, point, place, textcoords="offset points", fontsize=7, ha=align)
 

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, ScalarFormatter
-from style import RULES, TABLES, common_legend, powers_of_two, rule_of, save, use_style
+from style import RULES, TABLES, common_legend, powers_of_two, rule_of, save, seeds_of, use_style
 
 # With c = M, beside moments averaged with the weights (RULES).
 MOMENTS = {
@@ -25,10 +25,9 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
             spread = series["ne_gap_pct_ci95"]
             axes.errorbar(series["sync_interval"], series["ne_gap_pct"], spread, label=label, capsize=3, **style)
     first = rows[rows["parallelism"] == "sparse_2d"].iloc[0]
-    seeds = int(rows["n_seeds"].max())
     axes.set_title(
         f"{first['data']}: M {first['num_groups']:.0f}, B {first['global_batch_size']:.0f}, lr {first['table_lr']:g}, "
-        f"{seeds} seed{'s' if seeds > 1 else ''} ({first['label']})",
+        f"{seeds_of(rows)} ({first['label']})",
         fontsize=8,
     )
     powers_of_two(axes, rows["sync_interval"])

@@ -4,6 +4,7 @@ import base64
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ LABELS = {
     "emulated": "all ranks' updates made in one process, which tests hold to real ranks; for NE only",
     "modelled": "the cost model's prediction for a cluster that is not at hand",
 }
+
+# A table by its name, read once; None where there is no such file.
+Tables = Callable[[str], pd.DataFrame | None]
 
 # Stands for a value that a table does not have.
 ABSENT = "(not in this table)"
@@ -62,7 +66,8 @@ def write_report(claims: Sequence[Claim], results_dir: Path, figures_dir: Path) 
     Raises:
         UserError: if a claim asks for a column that its table lacks, or says something of rows that are not there.
     """
-    sections = [_section(claim, results_dir / "tables", figures_dir) for claim in claims]
+    tables = cache(partial(read_table, results_dir / "tables"))
+    sections = [_section(claim, tables, figures_dir) for claim in claims]
     markdown_page, html_page = results_dir / "REPORT.md", results_dir / "report.html"
     context = {"sections": sections, "labels": LABELS}
     write_atomically(markdown_page, _environment(False).get_template("REPORT.md.j2").render(context))
@@ -70,10 +75,8 @@ def write_report(claims: Sequence[Claim], results_dir: Path, figures_dir: Path) 
     return [markdown_page, html_page]
 
 
-def _section(claim: Claim, tables: Path, figures_dir: Path) -> Section:
-    shown = [
-        Shown(of, None if (rows := read_table(tables, of.name)) is None else view(rows, of)) for of in claim.tables
-    ]
+def _section(claim: Claim, tables: Tables, figures_dir: Path) -> Section:
+    shown = [Shown(of, None if (rows := tables(of.name)) is None else view(rows, of)) for of in claim.tables]
     is_whole = all(table.rows is not None for table in shown)
     found = _found(claim, tables) if is_whole else ""
     unjudged = _unjudged(claim, tables, found) if is_whole else ""
@@ -88,26 +91,25 @@ def _section(claim: Claim, tables: Path, figures_dir: Path) -> Section:
     )
 
 
-def _unjudged(claim: Claim, tables: Path, found: str) -> str:
+def _unjudged(claim: Claim, tables: Tables, found: str) -> str:
     """Why the claim's verdict, which other runs were given, says nothing of these tables; empty if it does."""
     reasons = []
     if ABSENT in found:
         reasons.append("some of the runs that it rests on are not in these tables")
-    numbers = [rows["n_seeds"].max() for of in claim.tables if "n_seeds" in (rows := _read(tables, of.name))]
+    numbers = [rows["n_seeds"].max() for of in claim.tables if "n_seeds" in (rows := _needed(tables, of.name))]
     if claim.seeds is not None and numbers and max(numbers) < claim.seeds:
         reasons.append(f"it took {claim.seeds} seeds, these tables have {int(max(numbers))}")
     return "; ".join(reasons)
 
 
-def _read(tables: Path, name: str) -> pd.DataFrame:
-    """A table that is needed."""
-    rows = read_table(tables, name)
+def _needed(tables: Tables, name: str) -> pd.DataFrame:
+    rows = tables(name)
     if rows is None:
         raise UserError(f"there is no table {name}")
     return rows
 
 
-def _found(claim: Claim, tables: Path) -> str:
+def _found(claim: Claim, tables: Tables) -> str:
     """The claim's ``found`` with the tables' values in it."""
     try:
         return (
@@ -117,12 +119,12 @@ def _found(claim: Claim, tables: Path) -> str:
         raise UserError(f"claim {claim.name}: found: {error}") from error
 
 
-def _value(tables: Path) -> Callable[..., str]:
+def _value(tables: Tables) -> Callable[..., str]:
     """What ``value("table", "column", axis=...)`` gives in a ``found`` text."""
 
     def value(name: str, column: str, **where: Any) -> str:
         """A value of a table, rounded: that of the row where axes have these values, or the range of several rows'."""
-        rows = _read(tables, name)
+        rows = _needed(tables, name)
         for axis, wanted in where.items():
             rows = rows[rows[axis] == wanted]
         values = rows[column].dropna()
