@@ -2,10 +2,11 @@
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 from style import SERIES, TABLES, powers_of_two, save, use_style
 
 
-def draw_groups(axes: plt.Axes) -> None:
+def draw_groups(axes: Axes) -> None:
     """QPS for each GPU over M, a line for each T; what does not fit is absent."""
     table = pd.read_csv(TABLES / "best_m.csv")
     rows = table[(table["label"] == "modelled") & table["qps"].notna()]
@@ -18,7 +19,7 @@ def draw_groups(axes: plt.Axes) -> None:
     axes.legend(fontsize=8)
 
 
-def draw_tornado(axes: plt.Axes) -> None:
+def draw_tornado(axes: Axes) -> None:
     """QPS of the best M with each input at its low and its high end, over that of the assumed inputs."""
     bars = pd.read_csv(TABLES / "recommend_exfm_like_tornado.csv")
     best = pd.read_csv(TABLES / "recommend_exfm_like.csv")

@@ -2,13 +2,14 @@
 
 import math
 from itertools import cycle
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from style import SERIES, TABLES, save, seeds_of, use_style
 
-FULL_MP = {"color": "0.5", "marker": "v", "linestyle": (0, (1, 1))}
+FULL_MP: dict[str, Any] = {"color": "0.5", "marker": "v", "linestyle": (0, (1, 1))}
 
 
 def draw(left: Axes, right: Axes, rows: pd.DataFrame) -> None:

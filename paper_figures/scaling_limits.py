@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 from style import SERIES, TABLES, powers_of_two, save, use_style
 
 
@@ -11,7 +12,7 @@ def modelled(name: str) -> pd.DataFrame:
     return table[(table["label"] == "modelled") & table["step_ms"].notna()]
 
 
-def draw_latency(axes: plt.Axes) -> None:
+def draw_latency(axes: Axes) -> None:
     """One all-to-all of pooled rows."""
     rows = modelled("lookup_latency")
     for (layout, name), style in zip({"full_mp": "full MP", "sparse_2d": "2D, N = 256"}.items(), SERIES, strict=False):
@@ -23,7 +24,7 @@ def draw_latency(axes: plt.Axes) -> None:
     axes.set_title("exfm_like", fontsize=8)
 
 
-def draw_memory(axes: plt.Axes) -> None:
+def draw_memory(axes: Axes) -> None:
     """Parts of the fullest GPU's memory."""
     table = modelled("memory_scaling")
     layouts = {
@@ -40,7 +41,7 @@ def draw_memory(axes: plt.Axes) -> None:
     axes.set_title("exfm_like, without the dense part", fontsize=8)
 
 
-def draw_imbalance(axes: plt.Axes) -> None:
+def draw_imbalance(axes: Axes) -> None:
     """Max / mean of lookups over the ranks."""
     names = {"imbalance": "table- and row-wise", "imbalance_column_wise": "and column-wise"}
     for (table, name), style in zip(names.items(), SERIES, strict=False):

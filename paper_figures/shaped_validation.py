@@ -18,7 +18,7 @@ def main() -> None:
     axes.plot(line, line, color="0.6", linewidth=0.8)
     for (sharding, rows), style in zip(table.groupby("sharding"), SERIES, strict=False):
         look = style | {"linestyle": ""}
-        name = sharding.replace("_", "-")
+        name = str(sharding).replace("_", "-")
         fitted, predicted = rows[rows["role"] == "fit"], rows[rows["role"] == "prediction"]
         axes.errorbar(
             predicted["step_ms"],

@@ -1,12 +1,14 @@
 """Where a step's time goes under full model parallelism and 2D: the cost model's parts for the ExFM-like workload."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from style import TABLES, save, use_style
 
 # Columns of the table, from the bottom of a bar up; greys and hatches tell them apart without colour.
-PARTS = {
+PARTS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "dense part and its all-reduce": (["dense_ms", "dense_all_reduce_ms"], {"color": "#BBBBBB"}),
     "lookup and table update": (["lookup_ms", "update_ms"], {"color": "#009E73", "hatch": "..."}),
     "all-to-alls of pooled rows and gradients": (

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -14,7 +15,7 @@ FIGURES = Path(__file__).parent
 TABLES = FIGURES.parent / "results" / "tables"
 
 # Told apart by shape and grey value as well as by hue (Okabe-Ito colours).
-SERIES = [
+SERIES: list[dict[str, Any]] = [
     {"color": "#000000", "marker": "o", "linestyle": "-"},
     {"color": "#D55E00", "marker": "s", "linestyle": "--"},
     {"color": "#0072B2", "marker": "^", "linestyle": "-."},
@@ -22,7 +23,7 @@ SERIES = [
     {"color": "#CC79A7", "marker": "v", "linestyle": "-"},
 ]
 # Labels and looks of the rules that merge replicas.
-RULES = {
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "mean_1": ("mean, c = 1", SERIES[0]),
     "mean_M": ("mean, c = M", SERIES[1]),
     "delta_sum": ("delta_sum", SERIES[2]),

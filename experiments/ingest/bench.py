@@ -26,6 +26,7 @@ from sparse2d.config import DataConfig, DataSource, SyntheticConfig
 from sparse2d.data.dataset import check_batch, open_dataset, train_batches
 from sparse2d.data.prepare import prepare
 from sparse2d.data.synthetic import write_raw
+from sparse2d.records import write_atomically
 
 TABLE = Path(__file__).parents[2] / "results" / "tables" / "ingest.csv"
 KAGGLE_ROWS = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194]
@@ -38,8 +39,14 @@ CHECKED_BATCHES, CHECK_REPEATS = 20, 20
 
 def options(raw: Path, out: Path) -> DataConfig:
     """The shipped Kaggle tables at 40 million rows a table at most, hashed ids, all cores."""
-    tables = {"table_rows": KAGGLE_ROWS, "min_table_rows": 1000}
-    return DataConfig(name="bench", source=DataSource.raw, path=str(raw), out_dir=str(out), **tables)
+    return DataConfig(
+        name="bench",
+        source=DataSource.raw,
+        path=str(raw),
+        out_dir=str(out),
+        table_rows=KAGGLE_ROWS,
+        min_table_rows=1000,
+    )
 
 
 def ours(raw: Path, out: Path) -> None:
@@ -216,5 +223,5 @@ if __name__ == "__main__":
     else:
         result = main(arguments.rows, arguments.rounds, arguments.days_rounds)
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        result.to_csv(TABLE, index=False, float_format="%.6g")
+        write_atomically(TABLE, result.to_csv(index=False, float_format="%.6g"))
         print(result.to_string(index=False))

@@ -20,9 +20,9 @@ from common import OUT, WARMUP_STEPS
 from sparse2d.config import DataConfig, DataSource
 from sparse2d.data.arrays import open_dataset
 from sparse2d.data.prepare import prepare
+from sparse2d.records import write_atomically
 
 HERE = Path(__file__).parent
-TABLES = HERE.parents[1] / "results" / "tables"
 DIM, DENSE_ARCH, OVER_ARCH = 16, [64, 16], [64, 32, 1]
 TABLE_ROWS = [20_000, 1_000] * 13
 TOOLS = ("plain_torchrec", "sparse2d", "sparse2d_phases", "torch_ddp")
@@ -68,7 +68,8 @@ def measure(program: list[str], ranks: int) -> dict[str, float] | None:
         if done.returncode:
             print(f"{program[0]} failed:\n{done.stderr}", file=sys.stderr)
             return None
-        return pd.DataFrame([json.loads(path.read_text()) for path in Path(folder).iterdir()]).max().to_dict()
+        numbers = pd.DataFrame([json.loads(path.read_text()) for path in Path(folder).iterdir()]).max()
+        return {str(name): float(value) for name, value in numbers.items()}
 
 
 def main(ranks: int, batch: int, steps: int, rounds: int, results: Path) -> None:
@@ -87,7 +88,8 @@ def main(ranks: int, batch: int, steps: int, rounds: int, results: Path) -> None
         if not points:
             continue
         table = summary(points).assign(num_ranks=ranks, global_batch_size=batch, embedding_dim=DIM)
-        table.assign(timed_steps=steps - WARMUP_STEPS).to_csv(TABLES / "peers.csv", index=False, float_format="%.6g")
+        table = table.assign(timed_steps=steps - WARMUP_STEPS)
+        write_atomically(results / "tables" / "peers.csv", table.to_csv(index=False, float_format="%.6g"))
     if never := sorted(set(TOOLS) - {str(point["tool"]) for point in points}):
         sys.exit(f"failed in every round: {', '.join(never)}")
     print(table.to_string(index=False))
@@ -119,5 +121,5 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results-dir", type=Path, default=HERE.parents[1] / "results")
     given = parser.parse_args()
-    TABLES.mkdir(parents=True, exist_ok=True)
+    (given.results_dir / "tables").mkdir(parents=True, exist_ok=True)
     main(given.ranks, given.batch, given.steps, given.rounds, given.results_dir)

@@ -11,11 +11,10 @@ from common import Clock
 from sparse2d import loop
 from sparse2d.cli import run_entry_point
 from sparse2d.config import TrainConfig
-from sparse2d.engine import Engine
+from sparse2d.engine import Engine, build_engine
 from sparse2d.train import main
 
 clock = Clock()
-build_engine = loop.build_engine
 
 
 @wraps(build_engine)
@@ -33,5 +32,5 @@ def train(config: TrainConfig) -> None:
 
 
 if __name__ == "__main__":
-    loop.build_engine = build_watched
+    loop.build_engine = build_watched  # type: ignore[attr-defined]
     run_entry_point("train", TrainConfig, train)

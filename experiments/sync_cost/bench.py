@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,11 +42,11 @@ from sparse2d.optimizers.fused import table_sharder
 from sparse2d.parallel import shard_model
 from sparse2d.parallel.plans import make_plan
 from sparse2d.parallel.sparse_2d import Sparse2D
+from sparse2d.records import write_atomically
 from sparse2d.sync.averaging import ReplicaAverager
 from sparse2d.sync.rows import ShardRows
 from sparse2d.sync.touched import TouchedRows
 
-TABLES = Path(__file__).parents[2] / "results" / "tables"
 CPU = torch.device("cpu")
 DIM = 64
 LOOKUPS = 8192
@@ -93,13 +94,13 @@ def upstream_all_reduce(model: Sparse2D) -> Callable[[list[torch.Tensor]], None]
     return reduce
 
 
-def measure(sizes: list[int], rounds: int) -> list[dict[str, float | str | int]]:
+def measure(sizes: list[int], rounds: int) -> list[dict[str, Any]]:
     """Time every size and way in turn on this rank; rank 0's result holds the slowest rank's times."""
     quiet()
     with process_group(CPU) as rank:
         models = {size: build({"table": size}, NUM_GROUPS) for size in sizes}
         rng = np.random.default_rng(rank.rank)
-        points = []
+        points: list[dict[str, Any]] = []
         for number in range(rounds + 1):
             for size, model in models.items():
                 for way in WAYS:
@@ -111,7 +112,7 @@ def measure(sizes: list[int], rounds: int) -> list[dict[str, float | str | int]]
 
 def average_once(model: Sparse2D, way: str, table_rows: int, rng: np.random.Generator) -> tuple[float, int]:
     """One step and its averaging: milliseconds of the slowest rank, and bytes that all ranks sent."""
-    averager = ReplicaAverager(model, WAYS[way])
+    averager = ReplicaAverager(model, WAYS[way], OPTIMIZER)
     if way == "upstream":
         model.set_all_reduce_hook(upstream_all_reduce(model))
     lookup(model, {"table": table_rows}, rng)
@@ -164,9 +165,10 @@ def main(sizes: list[int], ranks: list[int], rounds: int) -> pd.DataFrame:
         [point for num_ranks in ranks for point in run_ranks(measure, sizes, rounds, num_ranks=num_ranks)]
     )
     # Ratios within a round, since a machine may be busier in another.
-    all_rows = table[table["rows"] == "all"].set_index(["num_ranks", "table_rows", "round"]).ms.rename("all_ms")
-    first = table[table.table_rows == sizes[0]].set_index(["num_ranks", "rows", "round"]).ms.rename("first_ms")
-    table = table.join(all_rows, on=all_rows.index.names).join(first, on=first.index.names)
+    same_size, same_way = ["num_ranks", "table_rows", "round"], ["num_ranks", "rows", "round"]
+    all_rows = table[table["rows"] == "all"].set_index(same_size).ms.rename("all_ms")
+    first = table[table.table_rows == sizes[0]].set_index(same_way).ms.rename("first_ms")
+    table = table.join(all_rows, on=same_size).join(first, on=same_way)
     table["ratio_to_all"] = table.ms / table.all_ms
     table["ratio_to_first_size"] = table.ms / table.first_ms
     columns = ["ms", "bytes", "ratio_to_all", "ratio_to_first_size"]
@@ -187,10 +189,13 @@ if __name__ == "__main__":
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--track-steps", type=int, default=30, help="steps that recording touched rows is timed over")
+    parser.add_argument("--results-dir", type=Path, default=Path(__file__).parents[2] / "results")
     arguments = parser.parse_args()
-    tracked = run_ranks(track, 30, num_ranks=1)
+    tracked = run_ranks(track, arguments.track_steps, num_ranks=1)
     print("recording and reading touched rows, 26 tables x 8192 lookups, ms a step:", tracked)
     result = main(arguments.sizes, arguments.ranks, arguments.rounds)
-    TABLES.mkdir(parents=True, exist_ok=True)
-    result.to_csv(TABLES / "sync_cost.csv", index=False, float_format="%.6g")
+    table = arguments.results_dir / "tables" / "sync_cost.csv"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(table, result.to_csv(index=False, float_format="%.6g"))
     print(result.to_string(index=False))

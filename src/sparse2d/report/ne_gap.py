@@ -82,6 +82,8 @@ class Study:
             others = prepared(others)
             same = pd.MultiIndex.from_frame(others[COMPARISON]).isin(pd.MultiIndex.from_frame(own[COMPARISON]))
             runs = distinct(pd.concat([own, others[same]], ignore_index=True))
+        # Columns of one block: pandas warns of a frame of hundreds.
+        runs = runs.copy()
         runs["ne_gap_pct"] = paired_gap(runs, COMPARISON)
         runs["ne_gap_best_lr_pct"] = paired_gap(runs, SETTING)
         runs["progressive_gap_pct"] = paired_gap(runs, COMPARISON, of="progressive.ne")
