@@ -71,13 +71,13 @@ clean:
 .PHONY: bench-ingest
 bench-ingest: environment
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps "iopath>=0.1.10" "portalocker>=3" "polars>=1.30" "polars-runtime-32>=1.30"
-	$(PY) experiments/ingest/bench.py
+	$(PY) experiments/ingest/bench.py $(BENCH_INGEST)
 
 # Milliseconds and bytes of one averaging, touched rows beside all rows; writes results/tables/sync_cost.csv and its figure.
 # In a network namespace of its own, where the system allows one, so that no other traffic is counted.
 .PHONY: bench-sync
 bench-sync: environment
-	@isolated=$$(unshare -rn sh -c 'ip link set lo up' 2>/dev/null && echo "unshare -rn"); \
+	@export TORCH_CPP_LOG_LEVEL=ERROR; isolated=$$(unshare -rn sh -c 'ip link set lo up' 2>/dev/null && echo "unshare -rn"); \
 	$$isolated sh -c 'ip link set lo up 2>/dev/null; exec $(PY) experiments/sync_cost/bench.py $(BENCH_SYNC)'
 	$(PY) paper_figures sync_cost
 
