@@ -30,8 +30,11 @@ def main() -> None:
             axes.errorbar(series["bytes_ratio"], series["ne_gap_pct"], spread, label=label, capsize=3, **style)
             codecs = series["method"].str.removeprefix("qcomm_")
             names = codecs if family == "qcomm" else series["density"].map("{:g}".format)
-            side = {"qcomm": "right", "topk": "below"}.get(family, "left")
-            name_points(axes, series["bytes_ratio"], series["ne_gap_pct"], names, side)
+            sides = pd.Series({"qcomm": "right", "topk": "below"}.get(family, "left"), index=series.index)
+            # The line of no gap strikes nothing through.
+            sides[(sides == "right") & (series["ne_gap_pct"] < 0)] = "below"
+            for side, points in series.groupby(sides):
+                name_points(axes, points["bytes_ratio"], points["ne_gap_pct"], names[points.index], str(side))
         first = rows.iloc[0]
         axes.set_title(
             f"{first['data']}: {first['train_rows']:,.0f} rows, dim {first['dim']:.0f}, "

@@ -45,7 +45,7 @@ def main() -> None:
             if row["parallelism"] != "full_mp":
                 axes.annotate(f" {row['ratio_to_full_mp']:.2f}x", (end, place), va="center", fontsize=7)
         axes.set_title(f"{kind.replace('_', '-')} lookups ({rows['label'].iloc[0]})", fontsize=8)
-        axes.set_xlabel("ms of a step, mean over ranks")
+        axes.set_xlabel("ms of a step, mean over ranks\n(numbers: QPS over full MP's)")
         axes.set_xlim(0, 1.12 * max(axes.get_xlim()[1], left.max()))
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     save(figure, "placement")
