@@ -1,7 +1,9 @@
 """What the tests of compressed gradients run on real ranks."""
 
+import logging
 import pickle
 from dataclasses import dataclass, field
+from logging.handlers import BufferingHandler
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,7 @@ class HookSteps:
     sizes: list[int] = field(default_factory=list)
     collectives: list[str] = field(default_factory=list)
     thresholds_found: int = 0
+    warnings: list[str] = field(default_factory=list)
 
 
 class Net(nn.Module):
@@ -73,6 +76,9 @@ def hooked_steps(runs: list[HookRun]) -> list[list[HookSteps]]:
 
 def _hooked_steps(run: HookRun, group, rank: int) -> HookSteps:
     done = HookSteps()
+    warned = BufferingHandler(capacity=1000)
+    logging.disable(logging.INFO)
+    logging.getLogger("sparse2d.compression").addHandler(warned)
     module, compressor = _hooked(run, group)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
     inputs, noise = torch.Generator().manual_seed(0 if run.alike else rank), torch.Generator().manual_seed(rank)
@@ -102,6 +108,7 @@ def _hooked_steps(run: HookRun, group, rank: int) -> HookSteps:
                 module(torch.ones(5, 12)).backward()
             module.load_state_dict(saved[0])
             compressor.load_state_dict(saved[1])
+    done.warnings = [record.getMessage() for record in warned.buffer]
     done.sizes = [param.numel() for param in module.parameters()]
     return done
 

@@ -147,6 +147,8 @@ def test_a_gradient_that_is_not_finite_reaches_every_rank_and_stays_nowhere(step
         assert rank.means[0].isfinite().all()
         assert not rank.means[1].isfinite().all()
         assert rank.residuals[1].isfinite().all()
+        assert rank.warnings == ["step 2: the gradient of layers.0.weight is not finite on some rank"]
+    assert all(not rank.warnings for rank in steps["fp32"])
 
 
 def test_torchs_hooks_come_close_to_the_mean(steps):

@@ -103,19 +103,16 @@ class DctDp:
             buckets, self._buckets = self._buckets, []
             chooses = self.feedback.finds_threshold(self._step)
             entries = self.feedback.entries(self.feedback.select(self._step))
-            self._report_non_finite(entries)
             self._jobs.put((buckets, entries, chooses))
         self._busy_s += time.perf_counter() - start
         return future
 
-    def _report_non_finite(self, entries: Entries) -> None:
-        if self._warned or bool(entries.values.isfinite().all()):
-            return
-        self._warned = True
-        first = int(entries.indices[~entries.values.isfinite()][0])
-        bounds = torch.tensor(self._sizes).cumsum(0)
-        name = list(self._names.values())[int(torch.searchsorted(bounds, first, right=True))]
-        log.warning("step %d: the gradient of %s is not finite; it is sent, and not kept", self._step, name)
+    def _report_non_finite(self, means: dict[str, Tensor]) -> None:
+        """Of whatever rank: the mean of all shows it to each of them, and so to rank 0, which tells."""
+        bad = [name for name, mean in means.items() if not bool(mean.isfinite().all())]
+        if bad and not self._warned:
+            self._warned = True
+            log.warning("step %d: the gradient of %s is not finite on some rank", self._step, bad[0])
 
     def _work(self) -> None:
         while True:
@@ -141,6 +138,7 @@ class DctDp:
         self.collectives[collective] += 1
         self.num_sent.append(self.feedback.flat.numel() if collective is Collective.dense else len(entries.indices))
         means = dict(zip(self._names.values(), mean.split(self._sizes), strict=True))
+        self._report_non_finite(means)
         for bucket in buckets:
             for name, view in bucket.views.items():
                 view.copy_(means[name].view_as(view))
