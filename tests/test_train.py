@@ -6,11 +6,14 @@ import pty
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import failing_run
 import numpy as np
 import psutil
 import pytest
@@ -87,7 +90,7 @@ class Sweep:
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory, data_dir) -> Sweep:
     results = tmp_path_factory.mktemp("sweep")
-    arguments = [*tiny_overrides(results, data_dir), *TWO_D, "optimizer=sgd", "seed=0,1"]
+    arguments = [*tiny_overrides(results, data_dir), *TWO_D, "optimizer=sgd", "launch.threads_per_rank=2", "seed=0,1"]
     with started("-m", *arguments, "optimizer.lr=1e38,1.0") as process:
         _, err = process.communicate(timeout=PATIENCE_S)
     by_status: dict[str, list[Path]] = {"completed": [], "failed": []}
@@ -189,7 +192,7 @@ def test_record_says_what_was_run(sweep, data_dir):
             "base_rate": pytest.approx(float(np.mean(dataset.days[0].labels[:1200]))),
         }
         train = record["train"]
-        assert (train["rows"], train["steps"], train["threads_per_rank"]) == (1200, 20, 1)
+        assert (train["rows"], train["steps"], train["threads_per_rank"]) == (1200, 20, 2)
         assert 0 < train["step_ms"]["p10"] <= train["step_ms"]["p50"] <= train["step_ms"]["p90"]
         # Ten of twenty steps are timed, so that the mean step is 60 rows over QPS.
         assert train["step_ms"]["p10"] * 0.5 <= 60_000 / train["qps"] <= train["step_ms"]["p90"] * 5
@@ -321,6 +324,21 @@ def test_a_prepared_folder_trains_like_the_rows_it_was_made_from(prepared, progr
 
 
 @pytest.mark.slow
+def test_a_bug_in_one_rank_ends_all_with_the_first_cause(tmp_path, data_dir):
+    command = [sys.executable, failing_run.__file__, *tiny_overrides(tmp_path, data_dir)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    (run_dir,) = run_dirs(tmp_path)
+    record = read_record(run_dir)
+    cause = "rank 1: IndexError: no such thing as step 3"
+    assert (record["status"], record["error"]) == ("failed", cause)
+    # The other rank's loss of its peer is no news.
+    assert cause in done.stderr
+    assert "rank 0:" not in done.stderr
+    assert "in train_step_with_a_bug" in (run_dir / "run.log").read_text()
+    assert [exit_codes(file) for file in offline_runs(run_dir)] == [[1]]
+
+
 def test_signals_end_runs_in_seconds(tmp_path, data_dir):
     """Ctrl-C, which reaches all processes of a terminal, and SIGTERM to the launcher alone; both end a sweep."""
     ends = {"interrupted": (os.killpg, signal.SIGINT, 130), "terminated": (os.kill, signal.SIGTERM, 143)}
@@ -423,7 +441,7 @@ def test_on_a_terminal_there_is_a_bar_and_no_question_about_a_missing_wandb_key(
 @pytest.mark.slow
 def test_torchrun_runs_the_same_jobs(tmp_path, data_dir, program):
     launcher = "torch.distributed.run --standalone --nproc-per-node 2 -m sparse2d.train"
-    arguments = [*TWO_D, "optimizer=sgd", "seed=0,1"]
+    arguments = [*TWO_D, "optimizer=sgd", "launch.threads_per_rank=2", "seed=0,1"]
     # Its world has two ranks, whatever the option says.
     overrides = [text for text in tiny_overrides(tmp_path, data_dir) if "num_ranks" not in text]
     # Rows per rank make the same global batch.

@@ -210,7 +210,7 @@ def train(
         "dropped_rows": len(dataset.train) - steps * batch_size,
         "loss_last": loss_last,
         "warmup_steps": warmup_steps,
-        "threads_per_rank": config.launch.threads_per_rank,
+        "threads_per_rank": torch.get_num_threads(),
         "device": engine.device.type,
     } | measuring.train_record()
 
@@ -339,16 +339,21 @@ def evaluate(engine: Engine, config: TrainConfig, dataset: Dataset, rank: RankIn
     all_logits, all_labels, all_counts = np.concatenate(pooled, axis=1) if pooled else np.empty((3, 0))
     metrics = evaluate_logits(all_logits, all_labels)
     constant = np.full(len(all_labels), logit(all_labels.mean()) if len(all_labels) else 0.0)
-    if metrics.ne is not None and metrics.ne >= 1:
-        log.warning("NE %.4f is no better than a constant predictor", metrics.ne)
-    if metrics.auc is not None and abs(metrics.auc - 0.5) < 0.01:
-        log.warning("AUC %.4f: the model tells clicks from non-clicks no better than chance", metrics.auc)
+    warn_if_useless(metrics)
     bounds = config.frequency_bins
     return Scores(
         metrics,
         evaluate_logits(np.clip(constant, -1e3, 1e3), all_labels),
         None if bounds is None else scores_by_count(all_logits, all_labels, all_counts, bounds),
     )
+
+
+def warn_if_useless(metrics: Metrics) -> None:
+    """Say so where a model is no better than one that looks at nothing."""
+    if metrics.ne is not None and metrics.ne >= 1:
+        log.warning("NE %.4f is no better than a constant predictor", metrics.ne)
+    if metrics.auc is not None and abs(metrics.auc - 0.5) < 0.01:
+        log.warning("AUC %.4f: the model tells clicks from non-clicks no better than chance", metrics.auc)
 
 
 def _seen_in_training(config: TrainConfig, dataset: Dataset) -> SeenCounts | None:
