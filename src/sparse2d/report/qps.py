@@ -27,6 +27,7 @@ AXES = {
 }
 # Means over the repetitions; missing where a run did not measure them.
 VALUES = {
+    "threads_per_rank": "train.threads_per_rank",
     "step_ms": "train.step_ms.p50",
     "lookup_bytes": "comms.lookup_bytes_per_step.mean",
     "dense_bytes": "comms.dense_bytes_per_step.mean",
