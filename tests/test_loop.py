@@ -25,7 +25,11 @@ def test_windows_of_all_ranks_are_one():
 def test_evaluations_and_saves_do_not_count_as_training(tiny_dataset: Path, tmp_path: Path):
     config = tiny_train(tmp_path, save_every=5)
     config.eval_every = 4
-    found = run_ranks(loop_ranks.with_slow_pauses, config, tiny_dataset, tmp_path / "run", num_ranks=2)["train"]
+    config.data.eval_rows = 1
+    record = run_ranks(loop_ranks.with_slow_pauses, config, tiny_dataset, tmp_path / "run", num_ranks=2)
+    # One row has one label, and so neither an NE nor an AUC; what comes after goes on.
+    assert (record["eval"]["ne"], record["eval"]["auc"], record["eval"]["rows"]) == (None, None, 1)
+    found = record["train"]
     # Of 20 steps the last ten are timed: evaluations after 12 and 16 and a save after 15 are between them.
     timed_s = (found["steps"] - found["warmup_steps"]) * config.global_batch_size / found["qps"]
     assert timed_s < 3 * loop_ranks.PAUSE_S / 2
