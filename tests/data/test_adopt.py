@@ -1,13 +1,15 @@
 """Arrays of other programs: TorchRec's and MLPerf's folders train as they are."""
 
 import dataclasses
+import logging
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from torchrec.datasets.criteo import BinaryCriteoUtils, InMemoryBinaryCriteoIterDataPipe
 
-from sparse2d.config import SplitKind
+from sparse2d.config import IdMapping, SplitKind
 from sparse2d.data.dataset import open_dataset, train_batches
 from sparse2d.data.digests import sha256_of
 from sparse2d.data.manifest import OutputFile, read_manifest
@@ -208,6 +210,30 @@ def test_whole_tokens_are_taken_modulo_wherever_they_are_read(mlperf, config, sp
     found = all_rows(folder, multi_hot=multi_hot).sparse
     bags = expected if multi_hot else [bag[:, :1] for bag in expected]
     np.testing.assert_array_equal(found, np.concatenate(bags, axis=1))
+
+
+@pytest.mark.parametrize(("feature", "past"), [(0, -1), (20, 0), (25, 5)])
+def test_an_id_beyond_its_table_trains_no_row_unless_asked_for(mlperf, config, feature, past, caplog):
+    arrays = mlperf()
+    limit = config().num_embeddings[feature]
+    ids = np.load(arrays / "day_1_sparse.npy")
+    ids[29, feature] = bad = past if past < 0 else limit + past
+    np.save(arrays / "day_1_sparse.npy", ids)
+    with pytest.raises(
+        UserError, match=rf"C{feature + 1} has ids from .*{bad}.*expected 0 to {limit - 1}: raise data\."
+    ):
+        prepare(config(arrays, ids=IdMapping.as_found), progress=False)
+    assert not list(Path(config().out_dir).glob("*/manifest.json"))
+    with caplog.at_level(logging.INFO):
+        folder = prepare(config(arrays, ids=IdMapping.hash, train_parts=4), progress=False)
+    assert "modulo the tables' rows" in caplog.text
+    assert (all_rows(folder).sparse >= 0).all()
+
+
+def test_ids_as_found_are_no_way_to_read_raw_rows(config, tmp_path):
+    (tmp_path / "raw.tsv").write_text("0\n")
+    with pytest.raises(UserError, match="as_found is for folders of arrays; raw tokens need"):
+        prepare(config(tmp_path / "raw.tsv", ids=IdMapping.as_found), progress=False)
 
 
 @pytest.mark.parametrize(

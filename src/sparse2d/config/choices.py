@@ -18,10 +18,14 @@ class DenseMapping(Enum):
 
 
 class IdMapping(Enum):
-    """How a token becomes a table row: modulo the table's rows, or by a vocabulary fitted on the training rows."""
+    """How a token becomes a row: modulo the table's rows, by a vocabulary fitted on the training rows, or as it is.
+
+    ``as_found`` is for arrays of ids: one beyond its table is refused.
+    """
 
     hash = "hash"
     contiguous = "contiguous"
+    as_found = "as_found"
 
 
 class OnBadLine(Enum):

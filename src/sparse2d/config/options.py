@@ -77,7 +77,7 @@ class DataConfig:
     # Use only the first so many rows of either part; null = all.
     train_rows: int | None = None
     eval_rows: int | None = None
-    # Rows of the 26 tables before floor and cap; ids are taken modulo the result.
+    # Rows of the 26 tables before floor and cap; with ids=hash, tokens are taken modulo the result.
     table_rows: list[int] = MISSING
     min_table_rows: int = 1
     max_table_rows: int = 40_000_000

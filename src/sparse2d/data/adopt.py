@@ -1,8 +1,8 @@
 """Arrays that MLPerf's or TorchRec's scripts made: read once to describe them, then used where they are.
 
-What is written is a manifest alone, in ``data.out_dir``. Ids within the tables are taken as they are; if any is beyond
-them (TorchRec's ``tsv_to_npys`` keeps whole tokens), all are taken modulo the tables' rows, as TorchRec's own loader
-does with ``hashes``.
+What is written is a manifest alone, in ``data.out_dir``. Ids within the tables are taken as they are. If any is beyond
+them (TorchRec's ``tsv_to_npys`` keeps whole tokens), ``data.ids=hash`` takes all modulo the tables' rows, as TorchRec's
+own loader does with ``hashes``; else it is refused.
 """
 
 import logging
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sparse2d
-from sparse2d.config import NUM_DENSE, NUM_SPARSE, DataConfig
+from sparse2d.config import NUM_DENSE, NUM_SPARSE, DataConfig, IdMapping
 from sparse2d.data.arrays import open_multi_hot
 from sparse2d.data.atomic import replacing
 from sparse2d.data.digests import KnownDigests
@@ -43,7 +43,8 @@ def adopt(arrays: Path, data: DataConfig, out_dir: Path) -> Path:
     """Return a folder that describes the arrays of another folder.
 
     Raises:
-        UserError: if a day is incomplete, an array has another type or shape, or a value is not finite.
+        UserError: if a day is incomplete, an array has another type or shape, a value is not finite, or an id is
+            beyond its table and may not be taken modulo its rows.
     """
     days = _days(arrays, data)
     known = KnownDigests(out_dir / ".digests.json")
@@ -58,7 +59,13 @@ def adopt(arrays: Path, data: DataConfig, out_dir: Path) -> Path:
         for name in map(multi_hot_name, days)
         if (arrays / name).is_file()
     }
-    options = {"schema": SCHEMA, "days": days, "num_embeddings": data.num_embeddings, "split": split_options(data)}
+    options = {
+        "schema": SCHEMA,
+        "days": days,
+        "num_embeddings": data.num_embeddings,
+        "ids": data.ids.name,
+        "split": split_options(data),
+    }
     shas = {name: file.sha256 for name, file in files.items()}
     key = key_digest({**options, "arrays": str(arrays.resolve()), "files": shas})
     folder = out_dir / f"{data.name}-{key[:12]}"
@@ -67,7 +74,10 @@ def adopt(arrays: Path, data: DataConfig, out_dir: Path) -> Path:
         with replacing(folder) as temporary:
             temporary.mkdir()
             manifest.write(temporary)
-        log.info("described %s in %s: %d rows, digest %s", arrays, folder, manifest.rows, manifest.digest[:12])
+        told = (arrays, folder, manifest.rows, manifest.digest[:12])
+        log.info("described %s in %s: %d rows, digest %s", *told)
+        if manifest.modulo:
+            log.info("ids beyond the tables were found: all are taken modulo the tables' rows (data.ids=hash)")
     return folder
 
 
@@ -113,7 +123,8 @@ def _describe(
         places.append(Day(day, first_row, rows))
         first_row += rows
     splits = labelled_splits(split_ranges([place.rows for place in places], data, arrays), places, arrays, arrays)
-    columns, modulo = _columns(arrays, days, data.num_embeddings)
+    columns = _columns(arrays, days, data.num_embeddings)
+    modulo = _takes_modulo(arrays, columns, data)
     return Manifest(
         schema=SCHEMA,
         name=data.name,
@@ -133,8 +144,22 @@ def _describe(
     )
 
 
-def _columns(arrays: Path, days: list[int], num_embeddings: list[int]) -> tuple[Columns, bool]:
-    """Statistics of all rows, and whether ids go beyond the tables."""
+def _takes_modulo(arrays: Path, columns: Columns, data: DataConfig) -> bool:
+    """Whether ids go beyond the tables, and are to be taken modulo their rows."""
+    found = zip(columns.sparse_min, columns.sparse_max, data.num_embeddings, strict=True)
+    for number, (lowest, highest, rows) in enumerate(found, start=1):
+        if lowest < 0 or highest >= rows:
+            if data.ids is IdMapping.hash:
+                return True
+            raise UserError(
+                f"{arrays}: C{number} has ids from {lowest} to {highest}, expected 0 to {rows - 1}: raise "
+                "data.table_rows (and data.max_table_rows), or set data.ids=hash to take all modulo the tables' rows"
+            )
+    return False
+
+
+def _columns(arrays: Path, days: list[int], num_embeddings: list[int]) -> Columns:
+    """Statistics of all rows."""
     dense_min, dense_max = np.full(NUM_DENSE, np.inf), np.full(NUM_DENSE, -np.inf)
     sparse_min, sparse_max = np.full(NUM_SPARSE, np.iinfo(np.int64).max), np.full(NUM_SPARSE, np.iinfo(np.int64).min)
     labels_seen: set[int] = set()
@@ -149,8 +174,7 @@ def _columns(arrays: Path, days: list[int], num_embeddings: list[int]) -> tuple[
         np.maximum(sparse_max, sparse.max(axis=0), out=sparse_max)
         labels_seen |= set(np.unique(labels).tolist())
         seen.add((sparse % np.array(num_embeddings)).astype(np.int32))
-    modulo = bool((sparse_min < 0).any() or (sparse_max >= np.array(num_embeddings)).any())
-    columns = Columns(
+    return Columns(
         dense_min=dense_min.tolist(),
         dense_max=dense_max.tolist(),
         dense_missing=None,
@@ -161,7 +185,6 @@ def _columns(arrays: Path, days: list[int], num_embeddings: list[int]) -> tuple[
         sparse_oov=None,
         labels=[min(labels_seen), max(labels_seen)],
     )
-    return columns, modulo
 
 
 def _pieces(arrays: Path, days: list[int]) -> Iterator[tuple[str, int, tuple[NDArray[Any], ...]]]:

@@ -186,6 +186,8 @@ def _check(data: DataConfig) -> None:
     if data.vocabulary is not None and data.ids is not IdMapping.contiguous:
         raise UserError(f"data.vocabulary={data.vocabulary} needs data.ids=contiguous")
     _check_source(data)
+    if data.ids is IdMapping.as_found and not (data.path is not None and is_arrays(Path(data.path))):
+        raise UserError("data.ids=as_found is for folders of arrays; raw tokens need data.ids=hash or contiguous")
 
 
 def _check_source(data: DataConfig) -> None:
