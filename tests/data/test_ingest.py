@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.datasets.criteo import BinaryCriteoUtils
 
-from sparse2d.config import DataConfig, DenseMapping, OnBadLine, SplitKind, SyntheticConfig
+from sparse2d.config import DataConfig, DenseMapping, IdMapping, OnBadLine, SplitKind, SyntheticConfig
 from sparse2d.data.capacity import estimate_rows
 from sparse2d.data.criteo import dense_features
 from sparse2d.data.manifest import read_manifest
@@ -274,6 +274,23 @@ def test_finished_days_are_recognised_after_a_bad_line(days, config, caplog, lin
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("day_0_*")} == before
     assert digests(folder) == digests(made(config(days(name="clean"), out_dir=str(out / "other"))))
     assert not list(out.glob(".tiny-*"))
+
+
+@pytest.mark.parametrize("kept", [0, 100, -8])
+@pytest.mark.parametrize("name", ["day_0_dense.npy", "day_0.seen.npy", "day_0.json", "vocabulary.npz"])
+def test_what_was_finished_and_is_damaged_is_made_again(days, config, name, kept):
+    raw = days()
+    good = (raw / "day_2").read_text()
+    (raw / "day_2").write_text(f"{good}bad\n")
+    # The last day trains no vocabulary, so that it is fitted before the bad line is met.
+    options = config(raw, ids=IdMapping.contiguous, min_count=1, split=SplitKind.last_day, workers=1)
+    with pytest.raises(UserError, match="day_2:51"):
+        made(options)
+    (damaged,) = Path(options.out_dir).glob(f".tiny-*/{name}")
+    damaged.write_bytes(damaged.read_bytes()[:kept])
+    (raw / "day_2").write_text(good)
+    other = dataclasses.replace(options, out_dir=str(Path(options.out_dir) / "other"))
+    assert digests(made(options)) == digests(made(other))
 
 
 def test_a_finished_day_whose_input_changed_is_converted_again(days, config, line):

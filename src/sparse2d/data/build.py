@@ -144,8 +144,8 @@ def _id_map(job: IngestJob) -> IdMap:
     if data.vocabulary is not None:
         vocabulary = Vocabulary.load(Path(data.vocabulary))
         vocabulary.save(file)
-    elif file.is_file() and _fitted_on(file) == _fit_key(job):
-        vocabulary = Vocabulary.load(file)
+    elif (before := _fitted_before(job, file)) is not None:
+        vocabulary = before
     else:
         file.unlink(missing_ok=True)
         with TemporaryDirectory(prefix=".counts.", suffix=".tmp", dir=job.folder) as folder:
@@ -155,6 +155,17 @@ def _id_map(job: IngestJob) -> IdMap:
         vocabulary.save(file)
         log.info("fitted a vocabulary of %d tokens", sum(len(tokens) for tokens in vocabulary.tokens))
     return VocabularyIds(vocabulary, data.min_table_rows, data.max_table_rows)
+
+
+def _fitted_before(job: IngestJob, file: Path) -> Vocabulary | None:
+    """The vocabulary of an earlier call, if it was fitted on the same rows and its file is whole."""
+    if not file.is_file() or _fitted_on(file) != _fit_key(job):
+        return None
+    try:
+        return Vocabulary.load(file)
+    except UserError as damaged:
+        log.info("%s", damaged)
+        return None
 
 
 def _fit_file(vocabulary: Path) -> Path:

@@ -74,13 +74,14 @@ def to_piece(parsed: Parsed, data: DataConfig, ids: IdMap) -> Piece:
 
 @dataclass(frozen=True)
 class DayRecord:
-    """A finished day; ``key`` stands for the options that decide its arrays."""
+    """A finished day; ``key`` stands for the options that decide its arrays, ``seen_bytes`` is that file's size."""
 
     day: int
     key: str
     rows: int
     source: dict[str, Any]
     files: dict[str, OutputFile]
+    seen_bytes: int
     dense_min: list[float]
     dense_max: list[float]
     dense_missing: list[int]
@@ -112,10 +113,11 @@ def read_record(folder: Path, day: int, key: str) -> DayRecord | None:
         fields = json.loads((folder / record_name(day)).read_text(encoding="utf-8"))
         fields["files"] = {name: OutputFile(**file) for name, file in fields["files"].items()}
         record = DayRecord(**fields)
-        whole = all((folder / name).stat().st_size == file.bytes for name, file in record.files.items())
+        sizes = {name: file.bytes for name, file in record.files.items()} | {seen_name(day): record.seen_bytes}
+        whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return record if whole and record.key == key and (folder / seen_name(day)).is_file() else None
+    return record if whole and record.key == key else None
 
 
 def ingest_day(job: IngestJob, source: DaySource, ids: IdMap, key: str, on_rows: OnRows) -> DayRecord:
@@ -151,7 +153,8 @@ def ingest_day(job: IngestJob, source: DaySource, ids: IdMap, key: str, on_rows:
         files_by_name = {array_name(day, part): future.result() for part, future in outputs.items()}
     with replacing(folder / seen_name(day)) as seen, seen.open("wb") as file:
         np.save(file, totals.seen.bits)
-    record = totals.record(day, key, source.described(), files_by_name)
+    seen_bytes = (folder / seen_name(day)).stat().st_size
+    record = totals.record(day, key, source.described(), files_by_name, seen_bytes)
     record.write(folder)
     return record
 
@@ -189,13 +192,16 @@ class _Totals:
         self.sparse_missing += piece.sparse_missing
         self.sparse_oov += piece.sparse_oov
 
-    def record(self, day: int, key: str, source: dict[str, Any], files: dict[str, OutputFile]) -> DayRecord:
+    def record(
+        self, day: int, key: str, source: dict[str, Any], files: dict[str, OutputFile], seen_bytes: int
+    ) -> DayRecord:
         return DayRecord(
             day=day,
             key=key,
             rows=self.rows,
             source=source,
             files=files,
+            seen_bytes=seen_bytes,
             dense_min=self.dense_min.tolist(),
             dense_max=self.dense_max.tolist(),
             dense_missing=self.dense_missing.tolist(),
