@@ -22,17 +22,20 @@ def test_windows_of_all_ranks_are_one():
         assert text.startswith("the loss is not finite at step 13 on rank 2;")
 
 
-def test_evaluations_and_saves_do_not_count_as_training(tiny_dataset: Path, tmp_path: Path):
+def test_evaluations_saves_and_dropped_rows_do_not_count_as_training(tiny_dataset: Path, tmp_path: Path):
     config = tiny_train(tmp_path, save_every=5)
-    config.eval_every = 4
+    config.eval_every, config.global_batch_size = 4, 70
     config.data.eval_rows = 1
     record = run_ranks(loop_ranks.with_slow_pauses, config, tiny_dataset, tmp_path / "run", num_ranks=2)
     # One row has one label, and so neither an NE nor an AUC; what comes after goes on.
     assert (record["eval"]["ne"], record["eval"]["auc"], record["eval"]["rows"]) == (None, None, 1)
     found = record["train"]
-    # Of 20 steps the last ten are timed: evaluations after 12 and 16 and a save after 15 are between them.
+    assert (found["steps"], found["rows"], found["dropped_rows"]) == (17, 1190, 10)
+    dropped = "the last 10 training rows fill no batch of 70 and are dropped"
+    assert dropped in (tmp_path / "run" / "run.log").read_text()
+    # Of 17 steps the last nine are timed: evaluations after 12 and 16 and saves after 10 and 15 are between them.
     timed_s = (found["steps"] - found["warmup_steps"]) * config.global_batch_size / found["qps"]
-    assert timed_s < 3 * loop_ranks.PAUSE_S / 2
+    assert timed_s < 4 * loop_ranks.PAUSE_S / 2
     assert found["step_ms"]["p90"] < loop_ranks.PAUSE_S * 1e3 / 2
 
 

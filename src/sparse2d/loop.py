@@ -207,7 +207,7 @@ def train(
         "rows": steps * batch_size,
         "steps": steps,
         "resumed_step": resumed.step,
-        "dropped_rows": len(dataset.train) - steps * batch_size,
+        "dropped_rows": dropped,
         "loss_last": loss_last,
         "warmup_steps": warmup_steps,
         "threads_per_rank": torch.get_num_threads(),

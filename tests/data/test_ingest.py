@@ -362,6 +362,23 @@ def test_bad_lines_are_left_out_listed_and_capped(days, config, line):
         made(config(raw, on_bad_line=OnBadLine.reject, max_rejects=2))
 
 
+def test_the_cap_on_bad_lines_is_over_all_days_and_over_attempts(days, config):
+    raw = days()
+    for day in (0, 1):
+        (raw / f"day_{day}").write_text(f"bad\n{(raw / f'day_{day}').read_text()}bad\n")
+    options = config(raw, on_bad_line=OnBadLine.reject, workers=1)
+    for _ in range(2):
+        # One day is finished when the other one meets the fourth bad line, and counts in the second attempt, too.
+        with pytest.raises(UserError, match=r"day_[01]:\d+: .*; more bad lines than data\.max_rejects=3"):
+            made(dataclasses.replace(options, max_rejects=3))
+    with pytest.raises(UserError, match=r"^2 bad lines in finished days, more than data\.max_rejects=1; raise it$"):
+        made(dataclasses.replace(options, max_rejects=1))
+    folder = made(dataclasses.replace(options, max_rejects=4))
+    listed = [row.split("\t")[:2] for row in (folder / "rejects.tsv").read_text().splitlines()[1:]]
+    assert listed == [["day_0", "1"], ["day_0", "32"], ["day_1", "1"], ["day_1", "42"]]
+    assert digests(folder) == digests(made(config(days(name="clean"))))
+
+
 @pytest.mark.parametrize("low", [-2, 0])
 def test_arrays_equal_torchrecs_bit_for_bit(tmp_path, line, config, low):
     rng = np.random.default_rng(0)

@@ -273,6 +273,26 @@ def test_full_disk_is_told_and_leaves_nothing(config, raw, tmp_path, start):
     assert left_in(tmp_path / "out") == []
 
 
+def test_days_that_were_finished_before_the_disk_was_full_are_kept(config, line, tmp_path, start, caplog):
+    pytest.importorskip("resource")
+    raw = tmp_path / "days"
+    raw.mkdir()
+    for day, rows in enumerate((20, 30, 40)):
+        (raw / f"day_{day}").write_text("".join(f"{line(row % 2)}\n" for row in range(rows)))
+    options = config(raw, workers=1, table_rows=[10] * 26)
+    # Between the sizes of the first and of the second day's ids.
+    process = start(options, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))")
+    _, error = process.communicate("go\n", timeout=60)
+    assert process.returncode != 0
+    assert "File too large; data.out_dir=" in error
+    (partial,) = left_in(tmp_path / "out")
+    assert partial.endswith(".partial")
+    with caplog.at_level(logging.INFO):
+        manifest = read_manifest(prepare(options, progress=False))
+    assert [day for day in range(3) if f"day_{day} is finished already" in caplog.text] == [0]
+    assert manifest.rows == 90
+
+
 def test_prepared_folder_is_used_as_it_is(config, raw, caplog):
     folder = prepare(config(raw), progress=False)
     with caplog.at_level(logging.WARNING):
