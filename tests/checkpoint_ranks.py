@@ -45,6 +45,7 @@ class CheckpointedResult:
     tables: list[dict[str, Tensor]]
     moments: list[list[dict[str, Tensor]]]
     dense: dict[str, Tensor]
+    dense_moments: dict[str, Tensor]
     iterations: dict[str, int]
     draws: list[tuple[float, float, float]]
     window: list[dict]
@@ -81,6 +82,13 @@ def _train_with_checkpoints(run, dataset, rank) -> CheckpointedResult:
     return _checkpointed_result(config, engine, resumed.step, points, window, rank)
 
 
+def _dense_moments(engine) -> dict[str, Tensor]:
+    """What the dense part's optimizer keeps, counters included, by parameter and name."""
+    (dense,) = (keyed for name, keyed in engine.optimizer.optimizers if name == "dense")
+    states = dense.state_dict()["state"]
+    return {f"{param}/{name}": value.clone() for param, state in states.items() for name, value in state.items()}
+
+
 def _checkpointed_result(config, engine, resumed_step, points, window, rank) -> CheckpointedResult:
     replicated = _replicated_moments(engine)
     parts = []
@@ -105,6 +113,7 @@ def _checkpointed_result(config, engine, resumed_step, points, window, rank) -> 
             for name, value in engine.model.named_parameters()
             if "embedding_bags" not in name
         },
+        dense_moments=_dense_moments(engine),
         iterations={name: int(count) for name, count in table_iterations(engine).items()},
         draws=draws,
         window=windows,

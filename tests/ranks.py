@@ -90,6 +90,31 @@ def _train(config, dataset, steps, rank) -> Trained:
     )
 
 
+@dataclass(frozen=True)
+class DenseStep:
+    """The dense part in one step: parameters before and after it, and the gradients."""
+
+    before: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+def dense_steps(config: TrainConfig, dataset: Path, steps: int) -> list[DenseStep]:
+    """The first steps of the dense part."""
+    torch.set_num_threads(1)
+    with process_group(CPU) as rank:
+        rows = open_dataset(dataset)
+        engine = build_engine(config, rows, rank, CPU)
+        dense = {name: p for name, p in engine.model.named_parameters() if "embedding_bags" not in name}
+        done = []
+        for step, batch in enumerate(train_batches(rows, config.global_batch_size, 0, 1, max_steps=steps), start=1):
+            before = {name: param.detach().clone() for name, param in dense.items()}
+            engine.train_step(to_torchrec(batch, CPU), step)
+            gradients = {name: param.grad.clone() for name, param in dense.items()}
+            done.append(DenseStep(before, gradients, {name: p.detach().clone() for name, p in dense.items()}))
+        return done
+
+
 def weights_around_evaluation(config: TrainConfig, dataset: Path) -> bool:
     """Whether an evaluation between training steps leaves weights, moments and the next steps bit-equal.
 

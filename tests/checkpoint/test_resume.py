@@ -58,6 +58,7 @@ def assert_same_tables(one: CheckpointedResult, other: CheckpointedResult, what:
             assert_equal(first_moment, second_moment, what)
     assert one.iterations == other.iterations
     assert_equal(one.dense, other.dense, what)
+    assert_equal(one.dense_moments, other.dense_moments, what)
 
 
 @pytest.mark.slow
@@ -167,6 +168,13 @@ def assert_same_in_another_layout(loaded: CheckpointedResult, saved: Checkpointe
             assert_equal(moment, expected, name)
     assert set(loaded.iterations.values()) == {SAVED}
     assert_equal(loaded.dense, saved.dense, name)
+    assert_equal(without_module(loaded.dense_moments), without_module(saved.dense_moments), name)
+    assert any(name.endswith("/exp_avg_sq") and value.any() for name, value in loaded.dense_moments.items())
+
+
+def without_module(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As ``DistributedDataParallel`` does not name them, which not every layout has."""
+    return {name.replace("module.", ""): value for name, value in tensors.items()}
 
 
 def test_what_replicas_and_columns_do_not_share_is_averaged_in_another_layout(tmp_path, tiny_dataset):
@@ -186,6 +194,21 @@ def test_what_replicas_and_columns_do_not_share_is_averaged_in_another_layout(tm
         assert not torch.equal(moments[0][:, 0], moments[0][:, -1])
         expected = moments.mean(dim=0).mean(dim=1, keepdim=True).expand(-1, 8)
         torch.testing.assert_close(loaded.moments[0][0][table], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, tiny_dataset):
+    config = tiny_train(tmp_path, num_ranks=1, optimizer=TableOptimizer.adam, save_every=SAVED)
+    run = CheckpointedRun(config, tmp_path / "run", STEPS)
+    (straight,) = train([run], tiny_dataset)
+    newest, before = sorted((tmp_path / "run").glob("step-*"), reverse=True)
+    assert (int(newest.name[5:]), int(before.name[5:])) == (2 * SAVED, SAVED)
+    payload = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    content = bytearray(payload.read_bytes())
+    content[len(content) // 2] ^= 1
+    payload.write_bytes(content)
+    (resumed,) = train([run], tiny_dataset)
+    assert resumed.resumed_step == SAVED
+    assert_same_tables(straight, resumed, "")
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, tiny_dataset, program):

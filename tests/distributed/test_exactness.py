@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from configs import tiny_train
-from ranks import Trained, train_all, weights_around_evaluation
+from ranks import Trained, dense_steps, train_all, weights_around_evaluation
 
 from sparse2d.config import (
     Combine,
@@ -21,6 +21,7 @@ from sparse2d.launch import run_ranks
 
 STEPS = 10
 INSIDE_HOSTS = (ShardingKind.table_row_wise, ShardingKind.table_column_wise, ShardingKind.grid_shard)
+SCALED = TableOptimizer.momentum_scaled_rowwise_adagrad
 ADAGRAD = {"optimizer": TableOptimizer.rowwise_adagrad, "dense": DenseOptimizer.adam}
 
 
@@ -146,13 +147,44 @@ def test_adagrad_under_2d_differs_from_full_model_parallelism(tmp_path, tiny_dat
     assert largest_difference(full_mp, two_d) > 1e-3
 
 
-def test_data_parallel_adagrad_equals_full_model_parallelism(tmp_path, tiny_dataset):
+def test_data_parallel_tables_equal_full_model_parallelism(tmp_path, tiny_dataset):
     configs = [
-        tiny_train(tmp_path, kind, num_ranks=2, sharding=[ShardingKind.table_wise], **ADAGRAD)
+        tiny_train(
+            tmp_path, kind, num_ranks=2, sharding=[ShardingKind.table_wise], optimizer=optimizer, moment_scale=scale
+        )
+        for optimizer, scale in [(each, 4.0 if each is SCALED else 1.0) for each in TableOptimizer]
         for kind in (ParallelismKind.full_mp, ParallelismKind.data_parallel)
     ]
-    full_mp, data_parallel = run(configs, tiny_dataset)
-    assert largest_difference(full_mp, data_parallel) < 1e-5
+    for config in configs:
+        # Else a gradient of next to nothing decides a whole step.
+        config.optimizer.eps = 1e-3
+    trained = run(configs, tiny_dataset)
+    for config, full_mp, data_parallel in zip(configs[::2], trained[::2], trained[1::2], strict=True):
+        assert largest_difference(full_mp, data_parallel) < 1e-5, config.optimizer
+    # Each differs from the others, as it must for the comparison to tell one optimizer from another.
+    assert all(largest_difference(a, b) > 1e-3 for a, b in zip(trained[:-2:2], trained[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", DenseOptimizer)
+def test_the_dense_part_follows_its_optimizers_formula(name, tmp_path, tiny_dataset):
+    config = tiny_train(tmp_path, num_ranks=1, dense=name)
+    config.optimizer.dense.lr, config.optimizer.dense.eps = 0.037, 0.011
+    steps = run_ranks(dense_steps, config, tiny_dataset, 3, num_ranks=1)
+    lr, eps = 0.037, 0.011
+    for param in steps[0].before:
+        first, second = torch.zeros(()), torch.zeros(())
+        for number, step in enumerate(steps, start=1):
+            gradient, before = step.gradients[param].double(), step.before[param].double()
+            if name is DenseOptimizer.sgd:
+                change = lr * gradient
+            elif name is DenseOptimizer.adagrad:
+                second = second + gradient**2
+                change = lr * gradient / (second.sqrt() + eps)
+            else:
+                first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+                change = lr * first / (1 - 0.9**number) / ((second / (1 - 0.999**number)).sqrt() + eps)
+            assert gradient.any()
+            torch.testing.assert_close(before - change, step.after[param].double(), rtol=1e-5, atol=1e-6)
 
 
 def test_metrics_do_not_depend_on_the_number_of_ranks(tmp_path, tiny_dataset):

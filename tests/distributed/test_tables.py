@@ -80,11 +80,15 @@ def test_fused_optimizers_equal_their_formulas(num_ranks):
 
 
 def test_absent_rows_stay_as_they_are():
-    run = make_run(1, 1, ShardingKind.table_wise, adagrad(4.0))
-    stepped = run_ranks(step_tables, [run], num_ranks=1)[0]
-    for table, (rows, _) in SHAPES.items():
-        assert torch.equal(stepped.before[table][rows // 2 :], stepped.tables[table][rows // 2 :])
-        assert not stepped.moments[0][table][rows // 2 :].any()
+    runs = [
+        make_run(2, groups, ShardingKind.row_wise, optimizer)
+        for optimizer in (adagrad(4.0), *OTHERS)
+        for groups in (1, 2)
+    ]
+    for stepped in run_ranks(step_tables, runs, num_ranks=2):
+        for table, (rows, _) in SHAPES.items():
+            assert torch.equal(stepped.before[table][rows // 2 :], stepped.tables[table][rows // 2 :])
+            assert not any(moment[table][rows // 2 :].any() for moment in stepped.moments)
 
 
 def test_2d_equals_the_algorithm_in_one_process():
