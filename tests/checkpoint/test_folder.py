@@ -1,7 +1,10 @@
 """A checkpoint's folder: complete or not there, looked at from the command line; what goes into it."""
 
 import json
+import pickle
 import random
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from sparse2d.checkpoint import __main__ as program
 from sparse2d.checkpoint.folder import checkpoints_in, read_manifest
 from sparse2d.checkpoint.local_state import flatten, rng_state, seed_rng, set_rng_state, unflatten
 from sparse2d.config import DenseOptimizer, ParallelismKind, TableOptimizer
+from sparse2d.data.digests import sha256_of
 from sparse2d.errors import UserError
 from sparse2d.launch import run_ranks
 
@@ -76,6 +80,29 @@ def test_payloads_need_no_unpickling(folder):
         assert isinstance(torch.load(path, weights_only=True), torch.Tensor)
     path.unlink()
     assert all(tensor.isfinite().all() for name, tensor in read_checkpoint(newest).items() if "/rng/" not in name)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_code_in_a_checkpoint_is_not_run(hidden, folder, tmp_path, capsys):
+    class Malicious:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "done",)
+
+    foreign = tmp_path / "step-00000006"
+    shutil.copytree(checkpoints_in(folder)[0], foreign)
+    content = FileSystemReader(foreign).read_metadata() if hidden else Malicious()
+    if hidden:
+        content.planner_data = Malicious()
+    (foreign / ".metadata").write_bytes(pickle.dumps(content))
+    manifest = json.loads((foreign / "manifest.json").read_text())
+    described = {"bytes": (foreign / ".metadata").stat().st_size, "sha256": sha256_of(foreign / ".metadata")}
+    manifest["files"][".metadata"] = described
+    (foreign / "manifest.json").write_text(json.dumps(manifest))
+    _, code = run(capsys, "inspect", foreign)
+    assert re.search(r"\.metadata is no checkpoint's \(it names pathlib.*\.Path\.touch\); give another", str(code))
+    assert not (tmp_path / "done").exists()
+    pickle.loads((foreign / ".metadata").read_bytes())
+    assert (tmp_path / "done").exists()
 
 
 def test_list_inspect_verify(folder, capsys):

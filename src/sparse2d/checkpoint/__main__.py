@@ -29,11 +29,11 @@ def list_checkpoints(path: Path) -> None:
 
 def inspect(path: Path) -> None:
     """The manifest of the newest one, and the tensors in it."""
-    from torch.distributed.checkpoint import FileSystemReader
+    from sparse2d.checkpoint.reader import CheckpointReader
 
     folder = candidates_at(path)[0]
     described = dataclasses.asdict(read_manifest(folder))
-    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved = CheckpointReader(folder).read_metadata().state_dict_metadata
     described["tensors"] = {
         name: f"{str(entry.properties.dtype).removeprefix('torch.')} {list(entry.size)} in {len(entry.chunks)} parts"
         for name, entry in sorted(saved.items())

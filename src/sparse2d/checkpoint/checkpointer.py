@@ -31,6 +31,7 @@ from sparse2d.checkpoint.folder import (
     remove_old,
 )
 from sparse2d.checkpoint.local_state import flatten, rng_state, set_rng_state, unflatten
+from sparse2d.checkpoint.reader import CheckpointReader
 from sparse2d.checkpoint.rectangles import Rectangle, RectangleLoadPlanner, RectangleSavePlanner, Staging
 from sparse2d.checkpoint.writer import CheckpointWriter
 from sparse2d.config import SyncMoments, TableOptimizer, TrainConfig
@@ -317,14 +318,14 @@ class Checkpointer:
             for _ in range(min(manifest.step, 2)):
                 rehearse()
         own_copy = same_layout or (manifest.sync["weights_equal"] and manifest.num_groups == self._mesh.num_groups)
-        metadata = dcp.FileSystemReader(path).read_metadata()
+        metadata = CheckpointReader(path).read_metadata()
         load = EngineLoad(self._engine, metadata, self._group if own_copy else None)
         local = empty_like_saved(metadata.state_dict_metadata, f"rank_{self._rank.rank}/") if same_layout else {}
         state = load.state | {
             f"rank_{self._rank.rank}/{name}": [Rectangle.whole(tensor)] for name, tensor in local.items()
         }
         try:
-            dcp.load(state, storage_reader=dcp.FileSystemReader(path), planner=RectangleLoadPlanner())
+            dcp.load(state, storage_reader=CheckpointReader(path), planner=RectangleLoadPlanner())
         except CheckpointException as error:
             rank, (cause, _) = min(error.failures.items())
             raise UserError(f"cannot read {path}: rank {rank}: {str(cause).splitlines()[0]}") from None

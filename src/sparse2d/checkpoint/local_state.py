@@ -1,6 +1,6 @@
 """What belongs to one rank alone: random number generators, the averager's notes, the open window of metrics.
 
-Everything becomes plain tensors, so that nothing in a checkpoint needs unpickling.
+Everything becomes plain tensors, so that nothing in a checkpoint's payload needs unpickling.
 """
 
 import json
