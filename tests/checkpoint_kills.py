@@ -44,6 +44,10 @@ def command(results: Path, data: Path, steps: int, *more: str) -> list[str]:
         f"max_steps={steps}",
         "tracking=none",
         "checkpoint.interval=8",
+        # Batches are drawn ahead of the step that is saved, in an order of their own, with evaluations between.
+        "pipeline=sparse_dist",
+        "data.shuffle_seed=7",
+        "eval_every=10",
     ]
     return [sys.executable, "-m", "sparse2d.train", *options, *more]
 
