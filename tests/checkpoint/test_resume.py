@@ -8,6 +8,8 @@ from checkpoint_ranks import CheckpointedResult, CheckpointedRun, train_with_che
 from configs import tiny_overrides, tiny_train
 
 from sparse2d.config import (
+    AveragingCompressionConfig,
+    AveragingMethod,
     Combine,
     DenseCompressionConfig,
     DenseMethod,
@@ -15,6 +17,7 @@ from sparse2d.config import (
     ParallelismKind,
     ShardingKind,
     SyncMoments,
+    SyncRows,
     TableOptimizer,
     TrainConfig,
     ValueDtype,
@@ -72,7 +75,14 @@ def test_4_steps_resumed_and_6_more_equal_10_straight(optimizer, tmp_path, tiny_
         "2d, saved between averagings": two_d(tmp_path, 3),
         "2d, gradients averaged": two_d(tmp_path),
         "dense gradients compressed": tiny_train(tmp_path, num_ranks=4),
+        "dense gradients of low rank": tiny_train(tmp_path, num_ranks=4),
+        "2d, averaging compressed": two_d(tmp_path),
     }
+    layouts["dense gradients of low rank"].compression.dense = DenseCompressionConfig(method=DenseMethod.powersgd)
+    layouts["2d, averaging compressed"].compression.averaging = AveragingCompressionConfig(
+        method=AveragingMethod.dct, density=0.1, lifetime=3
+    )
+    layouts["2d, averaging compressed"].sync.rows = SyncRows.touched
     layouts["dense gradients compressed"].compression.dense = DenseCompressionConfig(
         method=DenseMethod.dct, density=0.05, lifetime=3, value_dtype=ValueDtype.bf16
     )
