@@ -68,6 +68,10 @@ def test_wrong_options_are_told_in_one_line(argument, text, refused):
     refused("train", argument, text=text)
 
 
+def test_a_sweep_has_no_options_to_show(refused):
+    refused("train", "-m", "--cfg", "job", text="leave -m out to see the options of one job")
+
+
 def test_groups_that_do_not_divide_the_ranks(refused):
     refused("train", "parallelism=sparse_2d", "parallelism.num_groups=3", text="choose M from [1, 2, 4, 8]")
 

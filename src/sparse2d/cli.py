@@ -78,11 +78,16 @@ def run_entry_point(name: str, schema: type[C], task: Callable[[C], object]) -> 
             print(f"sparse2d.{name}: terminated", file=sys.stderr)
         raise
     except ValueError as error:
-        # Hydra's own, without a class to tell it by: group=null, group=3.
-        if not str(error).startswith("Config group override"):
-            raise
+        # Hydra's own, without a class to tell them by: group=null, group=3; -m --cfg job.
         groups = ", ".join(sorted(groups_of(name)))
-        print(f"sparse2d.{name}: error: {error}; each group ({groups}) takes one of its names", file=sys.stderr)
+        remedies = {
+            "Config group override": f"each group ({groups}) takes one of its names",
+            "Only one of": "leave -m out to see the options of one job",
+        }
+        remedy = next((remedies[start] for start in remedies if str(error).startswith(start)), None)
+        if remedy is None:
+            raise
+        print(f"sparse2d.{name}: error: {error}; {remedy}", file=sys.stderr)
         sys.exit(1)
 
 

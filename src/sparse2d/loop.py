@@ -78,7 +78,7 @@ def run_rank(job: Job) -> dict[str, Any]:
         seed_rng(config.seed, rank.rank)
         startup_s = time.time() - job.launched_at
         log.info("%s ready after %.1f s%s", _ranks(config, rank), startup_s, _attempt(rank))
-        log.info("data: %s, digest %s", dataset.name, dataset.digest)
+        log.info("data: %s, digest %s", dataset.name, dataset.digest[:12])
         checkpointer = stack.enter_context(
             Checkpointer(config, engine, rank, job.run_dir / "checkpoints", job.fingerprint, dataset.digest)
         )

@@ -232,7 +232,7 @@ def test_an_id_beyond_its_table_trains_no_row_unless_asked_for(mlperf, config, f
 
 def test_ids_as_found_are_no_way_to_read_raw_rows(config, tmp_path):
     (tmp_path / "raw.tsv").write_text("0\n")
-    with pytest.raises(UserError, match="as_found is for folders of arrays; raw tokens need"):
+    with pytest.raises(UserError, match=r"raw\.tsv holds no day_D_dense\.npy and no manifest\.json; raw tokens need"):
         prepare(config(tmp_path / "raw.tsv", ids=IdMapping.as_found), progress=False)
 
 

@@ -187,7 +187,10 @@ def _check(data: DataConfig) -> None:
         raise UserError(f"data.vocabulary={data.vocabulary} needs data.ids=contiguous")
     _check_source(data)
     if data.ids is IdMapping.as_found and not (data.path is not None and is_arrays(Path(data.path))):
-        raise UserError("data.ids=as_found is for folders of arrays; raw tokens need data.ids=hash or contiguous")
+        raise UserError(
+            f"data.ids=as_found needs arrays, and data.path={data.path} holds no {DENSE.replace('0', 'D')} and no "
+            f"{MANIFEST}; raw tokens need data.ids=hash or contiguous"
+        )
 
 
 def _check_source(data: DataConfig) -> None:
