@@ -83,7 +83,7 @@ def test_payloads_need_no_unpickling(folder):
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_code_in_a_checkpoint_is_not_run(hidden, folder, tmp_path, capsys):
+def test_code_in_a_checkpoint_is_not_run(hidden, folder, tmp_path, tiny_dataset, capsys):
     class Malicious:
         def __reduce__(self):
             return Path.touch, (tmp_path / "done",)
@@ -100,6 +100,10 @@ def test_code_in_a_checkpoint_is_not_run(hidden, folder, tmp_path, capsys):
     (foreign / "manifest.json").write_text(json.dumps(manifest))
     _, code = run(capsys, "inspect", foreign)
     assert re.search(r"\.metadata is no checkpoint's \(it names pathlib.*\.Path\.touch\); give another", str(code))
+    config = tiny_train(tmp_path, num_ranks=1, optimizer=TableOptimizer.rowwise_adagrad, dense=DenseOptimizer.adam)
+    config.checkpoint.resume = str(foreign)
+    with pytest.raises(UserError, match=r"\.metadata is no checkpoint's"):
+        run_ranks(train_with_checkpoints, [CheckpointedRun(config, tmp_path / "run", 7)], tiny_dataset, num_ranks=1)
     assert not (tmp_path / "done").exists()
     pickle.loads((foreign / ".metadata").read_bytes())
     assert (tmp_path / "done").exists()

@@ -52,7 +52,7 @@ class CheckpointReader(FileSystemReader):
                 raise pickle.UnpicklingError(f"it holds {type(metadata).__name__}")
         # What a damaged pickle may raise is not limited.
         except Exception as error:
-            raise UserError(f"{path} is no checkpoint's ({str(error).splitlines()[0]}); give another") from error
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise UserError(f"{path} is no checkpoint's ({reason}); give another") from error
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata

@@ -149,6 +149,8 @@ class FusedRowAdam:
 class ReplicatedRowAdam(torch.optim.Optimizer):
     """Adam for tables that every rank holds: a row whose averaged gradient is zero was in no rank's batch and stays.
 
+    So does one whose gradients cancel to exactly zero, of which the fused kernels would decay the moments.
+
     Args:
         params: tables [num_embeddings, dim].
         config: lr, betas, eps.
