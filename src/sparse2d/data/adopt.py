@@ -29,6 +29,7 @@ from sparse2d.data.manifest import (
     content_digest,
     key_digest,
     multi_hot_name,
+    read_manifest,
 )
 from sparse2d.data.seen import SeenIds
 from sparse2d.data.splits import labelled_splits, split_options, split_ranges
@@ -76,8 +77,11 @@ def adopt(arrays: Path, data: DataConfig, out_dir: Path) -> Path:
             manifest.write(temporary)
         told = (arrays, folder, manifest.rows, manifest.digest[:12])
         log.info("described %s in %s: %d rows, digest %s", *told)
-        if manifest.modulo:
-            log.info("ids beyond the tables were found: all are taken modulo the tables' rows (data.ids=hash)")
+    if read_manifest(folder).modulo:
+        log.warning(
+            "%s has ids beyond the tables: all are taken modulo the tables' rows (data.ids=hash; as_found refuses them)",
+            arrays,
+        )
     return folder
 
 
