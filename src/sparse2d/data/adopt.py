@@ -79,7 +79,7 @@ def adopt(arrays: Path, data: DataConfig, out_dir: Path) -> Path:
         log.info("described %s in %s: %d rows, digest %s", *told)
     if read_manifest(folder).modulo:
         log.warning(
-            "%s has ids beyond the tables: all are taken modulo the tables' rows (data.ids=hash; as_found refuses them)",
+            "%s has ids beyond the tables: all are taken modulo the tables' rows (data.ids=hash; as_found refuses)",
             arrays,
         )
     return folder
