@@ -325,7 +325,6 @@ def test_a_prepared_folder_trains_like_the_rows_it_was_made_from(prepared, progr
     assert not (run_dir / "wandb").exists()
 
 
-@pytest.mark.slow
 def test_a_bug_in_one_rank_ends_all_with_the_first_cause(tmp_path, data_dir):
     command = [sys.executable, failing_run.__file__, *tiny_overrides(tmp_path, data_dir)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
@@ -341,6 +340,7 @@ def test_a_bug_in_one_rank_ends_all_with_the_first_cause(tmp_path, data_dir):
     assert [exit_codes(file) for file in offline_runs(run_dir)] == [[1]]
 
 
+@pytest.mark.slow
 def test_signals_end_runs_in_seconds(tmp_path, data_dir):
     """Ctrl-C, which reaches all processes of a terminal, and SIGTERM to the launcher alone; both end a sweep."""
     ends = {"interrupted": (os.killpg, signal.SIGINT, 130), "terminated": (os.kill, signal.SIGTERM, 143)}
