@@ -107,12 +107,14 @@ class DctDp:
         self._busy_s += time.perf_counter() - start
         return future
 
-    def _report_non_finite(self, means: dict[str, Tensor]) -> None:
+    def _report_non_finite(self, mean: Tensor, means: dict[str, Tensor]) -> None:
         """Of whatever rank: the mean of all shows it to each of them, and so to rank 0, which tells."""
-        bad = [name for name, mean in means.items() if not bool(mean.isfinite().all())]
-        if bad and not self._warned:
-            self._warned = True
-            log.warning("step %d: the gradient of %s is not finite on some rank", self._step, bad[0])
+        # Once over everything, in each step; by parameter only where there is something to tell.
+        if self._warned or bool(mean.isfinite().all()):
+            return
+        self._warned = True
+        name = next(name for name, part in means.items() if not bool(part.isfinite().all()))
+        log.warning("step %d: the gradient of %s is not finite on some rank", self._step, name)
 
     def _work(self) -> None:
         while True:
@@ -138,7 +140,7 @@ class DctDp:
         self.collectives[collective] += 1
         self.num_sent.append(self.feedback.flat.numel() if collective is Collective.dense else len(entries.indices))
         means = dict(zip(self._names.values(), mean.split(self._sizes), strict=True))
-        self._report_non_finite(means)
+        self._report_non_finite(mean, means)
         for bucket in buckets:
             for name, view in bucket.views.items():
                 view.copy_(means[name].view_as(view))

@@ -75,8 +75,7 @@ def adopt(arrays: Path, data: DataConfig, out_dir: Path) -> Path:
         with replacing(folder) as temporary:
             temporary.mkdir()
             manifest.write(temporary)
-        told = (arrays, folder, manifest.rows, manifest.digest[:12])
-        log.info("described %s in %s: %d rows, digest %s", *told)
+        log.info("described %s in %s: %d rows, digest %s", arrays, folder, manifest.rows, manifest.digest[:12])
     if read_manifest(folder).modulo:
         log.warning(
             "%s has ids beyond the tables: all are taken modulo the tables' rows (data.ids=hash; as_found refuses)",
