@@ -293,6 +293,25 @@ def test_days_that_were_finished_before_the_disk_was_full_are_kept(config, line,
     assert manifest.rows == 90
 
 
+def test_days_left_by_another_input_are_not_taken_for_finished(config, line, tmp_path, start, monkeypatch):
+    """Equal options, so the same unfinished folder: its days are made again, and the disk must have room for them."""
+    pytest.importorskip("resource")
+    for name, count in (("first", "1"), ("second", "2")):
+        (tmp_path / name).mkdir()
+        for day, rows in enumerate((20, 400)):
+            text = "".join(f"{line(row % 2, {'I1': count})}\n" for row in range(rows))
+            (tmp_path / name / f"day_{day}").write_text(text)
+    first, second = (config(tmp_path / name, workers=1, table_rows=[10] * 26) for name in ("first", "second"))
+    process = start(first, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))")
+    process.communicate("go\n", timeout=60)
+    assert [name.endswith(".partial") for name in left_in(tmp_path / "out")] == [True]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(UserError, match="about 420 rows need"):
+        prepare(second, progress=False)
+    with pytest.raises(UserError, match="about 400 rows need"):
+        prepare(first, progress=False)
+
+
 def test_prepared_folder_is_used_as_it_is(config, raw, caplog):
     folder = prepare(config(raw), progress=False)
     with caplog.at_level(logging.WARNING):

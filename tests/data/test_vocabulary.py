@@ -65,7 +65,7 @@ def test_threads_that_count_at_once_lose_nothing(tmp_path):
         starts = range(0, len(tokens), 500)
         list(pool.map(lambda s: counts.add(tokens[s : s + 500], missing[s : s + 500], s), starts))
         found = list(pool.map(lambda column: counts.frequent(column, 3, 1000), range(26)))
-    assert len(list(tmp_path.glob("run_*_tokens.npy"))) > 26
+    assert len(list(tmp_path.glob("run_*_tokens.bin"))) > 26
     for column in range(26):
         seen = Counter(tokens[~missing[:, column], column].tolist())
         assert found[column].tolist() == [token for token, n in seen.items() if n >= 3]

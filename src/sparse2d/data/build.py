@@ -201,7 +201,7 @@ def _check_before_start(job: IngestJob) -> None:
                 capacity.refuse_bad_line(path)
             raise
     day_rows = [rows for rows, _ in estimates.values()] or [len(rows) for rows in synthetic_days(data)]
-    todo = [n for day, n in zip(job.days, day_rows, strict=True) if not (job.folder / record_name(day)).is_file()]
+    todo = [rows for day, rows in zip(job.days, day_rows, strict=True) if not _is_finished(job, day)]
     tables = data.num_embeddings
     if data.ids is IdMapping.contiguous:
         tables = [min(size, sum(day_rows)) for size in tables]
@@ -209,6 +209,16 @@ def _check_before_start(job: IngestJob) -> None:
     if data.ids is IdMapping.contiguous:
         needs = capacity.with_vocabulary(needs, sum(tables), 0 if data.vocabulary else sum(day_rows))
     capacity.check(needs, job.folder)
+
+
+def _is_finished(job: IngestJob, day: int) -> bool:
+    """Whether an earlier call finished this day, of the same input; the folder may be left from another one."""
+    record = read_record(job.folder, day)
+    return record is not None and _is_of_same_input(job, record)
+
+
+def _is_of_same_input(job: IngestJob, record: DayRecord) -> bool:
+    return not job.inputs or job.known.get_or_read(job.inputs[record.day]) == record.source["sha256"]
 
 
 def _what(data: DataConfig, inputs: Mapping[int, Path]) -> object:
@@ -221,8 +231,8 @@ def _ingest(job: IngestJob, ids: IdMap) -> list[DayRecord]:
     key = key_digest({**_options(job.data, []), "ids": ids.digest})
     records = {}
     for day in job.days:
-        record = read_record(job.folder, day, key)
-        if record is not None and (not job.inputs or job.known.get_or_read(job.inputs[day]) == record.source["sha256"]):
+        record = read_record(job.folder, day)
+        if record is not None and record.key == key and _is_of_same_input(job, record):
             log.info("day_%d is finished already: %d rows", day, record.rows)
             records[day] = record
     rejects = Rejects(job.data, sum(len(record.source.get("rejected", ())) for record in records.values()))

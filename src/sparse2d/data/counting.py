@@ -97,23 +97,28 @@ class TokenCounts:
     def _spill(self, column: int) -> None:
         arrays: tuple[NDArray[Any], ...] = self._tables[column].run()
         for name, array in zip(self._run_names(column, self._num_runs[column]), arrays, strict=True):
-            np.save(self._folder / name, array)
+            array.tofile(self._folder / name)
         self._num_runs[column] += 1
         self._tables[column] = _Table()
 
     @staticmethod
     def _run_names(column: int, run: int) -> list[str]:
-        return [f"run_{column}_{run}_{what}.npy" for what in ("tokens", "counts", "firsts")]
+        return [f"run_{column}_{run}_{what}.bin" for what in ("tokens", "counts", "firsts")]
 
     def frequent(self, column: int, at_least: int, merge_entries: int = _MERGE_ENTRIES) -> NDArray[np.uint32]:
         """Take a column's tokens that occur at least so often, by the place where they first do; its table is freed."""
         runs: list[Run] = [self._tables[column].run()]
         self._tables[column] = _Table()
         for run in range(self._num_runs[column]):
-            tokens, counts, firsts = (
-                np.load(self._folder / name, mmap_mode="r") for name in self._run_names(column, run)
+            # No .npy files: numpy reads their headers with ast.literal_eval, which in CPython 3.11 fails now and then
+            # when threads do it at once ("AST constructor recursion depth mismatch").
+            tokens, counts, firsts = (self._folder / name for name in self._run_names(column, run))
+            written = (
+                np.memmap(tokens, np.uint32, "r"),
+                np.memmap(counts, np.int64, "r"),
+                np.memmap(firsts, np.int64, "r"),
             )
-            runs.append((tokens, counts, firsts))
+            runs.append(written)
         ranges = -(-sum(len(tokens) for tokens, _, _ in runs) // merge_entries) or 1
         bounds = np.linspace(0, 2**32, ranges + 1).astype(np.uint64)
         places = [np.searchsorted(tokens, bounds) for tokens, _, _ in runs]

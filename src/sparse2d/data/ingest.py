@@ -107,8 +107,8 @@ def seen_name(day: int) -> str:
     return f"day_{day}.seen.npy"
 
 
-def read_record(folder: Path, day: int, key: str) -> DayRecord | None:
-    """The record of a finished day, if there is one of these options and its files are whole."""
+def read_record(folder: Path, day: int) -> DayRecord | None:
+    """The record of a finished day, if there is one and its files are whole."""
     try:
         fields = json.loads((folder / record_name(day)).read_text(encoding="utf-8"))
         fields["files"] = {name: OutputFile(**file) for name, file in fields["files"].items()}
@@ -117,7 +117,7 @@ def read_record(folder: Path, day: int, key: str) -> DayRecord | None:
         whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return record if whole and record.key == key else None
+    return record if whole else None
 
 
 def ingest_day(job: IngestJob, source: DaySource, ids: IdMap, key: str, on_rows: OnRows) -> DayRecord:
