@@ -1,16 +1,18 @@
 """Which M is fastest on T GPUs, and what that hangs on: the cost model's answer for the ExFM-like workload."""
 
+from itertools import cycle
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import SERIES, TABLES, powers_of_two, save, use_style
+from style import SERIES, needed, powers_of_two, read, save, use_style
 
 
 def draw_groups(axes: Axes) -> None:
     """QPS for each GPU over M, a line for each T; what does not fit is absent."""
-    table = pd.read_csv(TABLES / "best_m.csv")
-    rows = table[(table["label"] == "modelled") & table["qps"].notna()]
-    for (num_gpus, of_size), style in zip(rows.groupby("num_gpus"), SERIES, strict=True):
+    table = read("best_m")
+    rows = needed(table[(table["label"] == "modelled") & table["qps"].notna()], "modelled row that fits")
+    for (num_gpus, of_size), style in zip(rows.groupby("num_gpus"), cycle(SERIES), strict=False):
         of_size = of_size.sort_values("num_groups")
         axes.plot(of_size["num_groups"], of_size["scaling_factor_pct"], **style, label=f"T = {num_gpus}")
     powers_of_two(axes, table["num_groups"])
@@ -21,9 +23,10 @@ def draw_groups(axes: Axes) -> None:
 
 def draw_tornado(axes: Axes) -> None:
     """QPS of the best M with each input at its low and its high end, over that of the assumed inputs."""
-    bars = pd.read_csv(TABLES / "recommend_exfm_like_tornado.csv")
-    best = pd.read_csv(TABLES / "recommend_exfm_like.csv")
-    winner = best[(best["sync_interval"] == 1) & best["qps"].notna()].sort_values("qps").iloc[-1]
+    bars = read("recommend_exfm_like_tornado")
+    best = read("recommend_exfm_like")
+    fitting = needed(best[(best["sync_interval"] == 1) & best["qps"].notna()], "layout with K = 1 that fits")
+    winner = fitting.sort_values("qps").iloc[-1]
     base, usual = winner["qps"], winner["num_groups"]
     bars = bars[bars["input"] != "dense_efficiency"].iloc[::-1]
     for side, color in (("low", "#D55E00"), ("high", "#0072B2")):

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import SERIES, TABLES, common_legend, name_points, powers_of_two, save, seeds_of, use_style
+from style import SERIES, TABLES, common_legend, name_points, needed, powers_of_two, read, save, seeds_of, use_style
 
 METHODS = {
     "dct": ("DCT-DP", SERIES[0]),
@@ -52,7 +52,7 @@ def draw_lifetime(axes: Axes, table: pd.DataFrame, column: str, label: str) -> N
 def main() -> None:
     """Draw ``dct_dp.csv`` and, if it is there, ``dct_lifetime.csv``; bars are the standard deviation over seeds."""
     use_style()
-    density, path = pd.read_csv(TABLES / "dct_dp.csv"), TABLES / "dct_lifetime.csv"
+    density, path = needed(read("dct_dp"), "runs"), TABLES / "dct_lifetime.csv"
     panels = 3 if path.is_file() else 1
     widths = [1.5, 1, 1][:panels]
     figure, grid = plt.subplots(
@@ -60,10 +60,10 @@ def main() -> None:
     )
     draw_bytes(grid[0][0], density)
     if panels > 1:
-        lifetime = pd.read_csv(path)
+        lifetime = needed(read("dct_lifetime"), "runs")
         draw_lifetime(grid[0][1], lifetime, "ne_gap_pct", "NE gap to no compression (%)")
         draw_lifetime(grid[0][2], lifetime, "sent_share", "share of the entries that is sent")
-    first, compressed = density.iloc[0], density[density["method"] != "none"]
+    first, compressed = density.iloc[0], needed(density[density["method"] != "none"], "compressed run")
     figure.suptitle(
         f"{first['data']}, {first['num_ranks']:.0f} ranks, B {first['global_batch_size']:.0f}, "
         f"{seeds_of(compressed)} ({first['label']})",

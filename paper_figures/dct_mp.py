@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-from style import SERIES, TABLES, name_points, save, seeds_of, use_style
+from style import SERIES, name_points, needed, read, save, seeds_of, use_style
 
 METHODS = {
     "dct": ("DCT-MP, density", SERIES[0]),
@@ -15,9 +15,9 @@ METHODS = {
 def main() -> None:
     """Draw ``results/tables/dct_mp.csv``, one panel for each comparison in it."""
     use_style()
-    table = pd.read_csv(TABLES / "dct_mp.csv")
+    table = needed(read("dct_mp"), "runs")
     table["family"] = table["method"].str.split("_").str[0]
-    parts = [rows for _, rows in table.groupby(["data", "train_rows", "settings", "table_lr"])]
+    parts = needed([rows for _, rows in table.groupby(["data", "train_rows", "settings", "table_lr"])], "runs")
     figure, grid = plt.subplots(1, len(parts), figsize=(max(6, 4.4 * len(parts)), 4), squeeze=False, sharey=True)
     for axes, rows in zip(grid[0], parts, strict=True):
         axes.axhline(0, color="0.4", linewidth=1, label="nothing compressed")

@@ -1,8 +1,7 @@
 """QPS of the ExFM-like workload over GPUs: published points and the cost model, full model parallelism and 2D."""
 
 import matplotlib.pyplot as plt
-import pandas as pd
-from style import SERIES, TABLES, powers_of_two, save, use_style
+from style import SERIES, powers_of_two, read, save, use_style
 
 LAYOUTS = {"full_mp": "full model parallelism", "sparse_2d": "2D, N = 256"}
 
@@ -10,7 +9,7 @@ LAYOUTS = {"full_mp": "full model parallelism", "sparse_2d": "2D, N = 256"}
 def main() -> None:
     """Draw ``results/tables/exfm_scaling.csv``: QPS for each GPU, and memory of the fullest GPU."""
     use_style()
-    table = pd.read_csv(TABLES / "exfm_scaling.csv")
+    table = read("exfm_scaling")
     figure, (speed, memory) = plt.subplots(1, 2, figsize=(8.4, 3.6))
     for (layout, name), style in zip(LAYOUTS.items(), SERIES, strict=False):
         rows = table[table["parallelism"] == layout]

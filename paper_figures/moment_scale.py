@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import SERIES, TABLES, save, seeds_of, use_style
+from style import SERIES, needed, read, save, seeds_of, use_style
 
 FULL_MP: dict[str, Any] = {"color": "0.5", "marker": "v", "linestyle": (0, (1, 1))}
 
@@ -55,9 +55,10 @@ def _name(scale: float, groups: float) -> str:
 def main() -> None:
     """Draw ``results/tables/moment_scale.csv``, a row of panels for each data set."""
     use_style()
-    table = pd.read_csv(TABLES / "moment_scale.csv")
+    table = read("moment_scale")
     table = table[table["parallelism"] != "constant"]
-    parts = [rows for _, rows in table.groupby(["data", "settings"])]
+    parts = [rows for _, rows in table.groupby(["data", "settings"]) if (rows["parallelism"] == "sparse_2d").any()]
+    needed(parts, "run of 2D")
     figure, grid = plt.subplots(len(parts), 2, figsize=(8.4, 3.4 * len(parts)), squeeze=False, sharey="row")
     for (left, right), rows in zip(grid, parts, strict=True):
         draw(left, right, rows)

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import RULES, TABLES, powers_of_two, rule_of, save, seeds_of, use_style
+from style import RULES, needed, powers_of_two, read, rule_of, save, seeds_of, use_style
 
 
 def draw(axes: Axes, rows: pd.DataFrame) -> None:
@@ -29,12 +29,13 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
 def main() -> None:
     """Draw ``results/tables/ne_parity.csv``, one panel for each comparison in it that has several M."""
     use_style()
-    table = pd.read_csv(TABLES / "ne_parity.csv")
+    table = read("ne_parity")
     panels = [
         rows
         for _, rows in table[table["parallelism"] != "constant"].groupby(["data", "settings", "table_lr"])
         if rows.loc[rows["parallelism"] == "sparse_2d", "num_groups"].nunique() > 1
     ]
+    needed(panels, "comparison of several M")
     figure, grid = plt.subplots(1, len(panels), figsize=(max(5, 4.6 * len(panels)), 3.6), squeeze=False, sharey=True)
     for axes, rows in zip(grid[0], panels, strict=True):
         draw(axes, rows)

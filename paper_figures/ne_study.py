@@ -3,15 +3,15 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import RULES, TABLES, common_legend, rule_of, save, seeds_of, use_style
+from style import RULES, common_legend, needed, read, rule_of, save, seeds_of, use_style
 
 PANELS_PER_ROW = 2
-# An interval of fewer is too wide to show anything.
+# The interval of fewer is too wide to show anything; comparisons of fewer are drawn where there are no others.
 MIN_SEEDS = 3
 
 
 def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None:
-    """Draw ``results/tables/<name>.csv``, a panel for each comparison of several seeds, and save it under that name.
+    """Draw ``results/tables/<name>.csv``, a panel for each comparison of rules, and save it under that name.
 
     Args:
         name: of the table.
@@ -20,11 +20,12 @@ def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None
         places: whether values are that many places beside each other, rather than numbers.
     """
     use_style()
-    table = pd.read_csv(TABLES / f"{name}.csv")
-    parts = _panels(table.assign(unscaled=table["optimizer"].str.removeprefix("momentum_scaled_")), axis)
-    if not parts:
-        print(f"no figure {name}: its table compares no two rules on {MIN_SEEDS} seeds")
-        return
+    table = read(name)
+    table = table.assign(unscaled=table["optimizer"].astype(str).str.removeprefix("momentum_scaled_"))
+    enough = table["n_seeds"] >= MIN_SEEDS
+    table["ne_gap_pct_ci95"] = table["ne_gap_pct_ci95"].where(enough)
+    parts = _panels(table[enough], axis) or _panels(table, axis)
+    needed(parts, "two rules to compare")
     across = min(PANELS_PER_ROW, len(parts))
     down = -(-len(parts) // across)
     figure, grid = plt.subplots(down, across, figsize=(4.6 * across, 3.2 * down), squeeze=False)
@@ -35,8 +36,9 @@ def draw_study(name: str, axis: str, label: str, *, places: bool = True) -> None
     for axes in list(grid.flat)[len(parts) :]:
         axes.set_visible(False)
     for left in grid[:, 0]:
-        left.set_ylabel("NE gap to full MP (%)\n95 % intervals; lower is better", fontsize=8)
-    common_legend(figure, grid.flat, 6)
+        how = "95 % intervals; " if any(rows["ne_gap_pct_ci95"].notna().any() for _, rows in parts) else ""
+        left.set_ylabel(f"NE gap to full MP (%)\n{how}lower is better", fontsize=8)
+    common_legend(figure, grid.flat, 3 * across)
     save(figure, name)
 
 
@@ -46,7 +48,7 @@ def _panels(table: pd.DataFrame, axis: str) -> list[tuple[str, pd.DataFrame]]:
     shared = {"table_lr": "lr {:g}"} if axis != "unscaled" else {}
     shared |= {"num_groups": "M {:.0f}"} if axis != "num_groups" else {}
     found = []
-    shown = table[(table["parallelism"] == "sparse_2d") & (table["n_seeds"] >= MIN_SEEDS)]
+    shown = table[table["parallelism"] == "sparse_2d"]
     for (data, *values), rows in shown.groupby(["data", *shared]):
         if len(set(rule_of(rows))) > 1 and rows[axis].nunique() > 1:
             parts = [text.format(value) for text, value in zip(shared.values(), values, strict=True)]

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from style import TABLES, save, use_style
+from style import needed, read, save, use_style
 
 # Phases that are drawn as one, with their grey value and hatching.
 PARTS = {
@@ -28,8 +28,8 @@ def label(row: pd.Series) -> str:
 def main() -> None:
     """Draw ``results/tables/placement.csv``, a panel for each kind of lookups."""
     use_style()
-    table = pd.read_csv(TABLES / "placement.csv")
-    kinds = sorted(table["sharding"].unique())
+    table = read("placement")
+    kinds = needed(sorted(table["sharding"].unique()), "runs")
     figure, panels = plt.subplots(1, len(kinds), figsize=(4.2 * len(kinds), 3.8), squeeze=False, sharey=True)
     for axes, kind in zip(panels[0], kinds, strict=True):
         rows = table[table["sharding"] == kind]

@@ -1,8 +1,7 @@
 """QPS against the number of ranks, the same rows for each of them: full MP and 2D, for two kinds of lookups."""
 
 import matplotlib.pyplot as plt
-import pandas as pd
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, needed, read, save, use_style
 
 # (parallelism, M, K), label
 LAYOUTS = [
@@ -17,8 +16,8 @@ LAYOUTS = [
 def main() -> None:
     """Draw ``results/tables/qps_scaling.csv``, a panel for each kind of lookups; bars are the range of repetitions."""
     use_style()
-    table = pd.read_csv(TABLES / "qps_scaling.csv")
-    kinds = sorted(table["sharding"].unique())
+    table = read("qps_scaling")
+    kinds = needed(sorted(table["sharding"].unique()), "runs")
     figure, panels = plt.subplots(1, len(kinds), figsize=(4.2 * len(kinds), 3.4), squeeze=False)
     for axes, kind in zip(panels[0], kinds, strict=True):
         rows = table[table["sharding"] == kind]

@@ -1,8 +1,7 @@
 """QPS, and bytes between hosts, against K and against N."""
 
 import matplotlib.pyplot as plt
-import pandas as pd
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, needed, read, save, use_style
 
 # Table: its axis, and what that is.
 AXES = {
@@ -14,12 +13,12 @@ AXES = {
 def main() -> None:
     """Draw ``sync_interval_qps.csv`` and ``group_size.csv``, a column for each; bars are the range of repetitions."""
     use_style()
-    tables = {name: pd.read_csv(TABLES / f"{name}.csv") for name in AXES}
+    tables = {name: read(name) for name in AXES}
     figure, grid = plt.subplots(2, len(AXES), figsize=(8, 5), sharey="row", sharex="col")
     for column, (name, (axis, text)) in enumerate(AXES.items()):
         table = tables[name]
-        full_mp = table[table["parallelism"] == "full_mp"].iloc[0]
-        rows = table[table["parallelism"] == "sparse_2d"].sort_values(axis)
+        full_mp = needed(table[table["parallelism"] == "full_mp"], f"run of full MP ({name})").iloc[0]
+        rows = needed(table[table["parallelism"] == "sparse_2d"], f"run of 2D ({name})").sort_values(axis)
         spread = [rows["qps"] - rows["qps_min"], rows["qps_max"] - rows["qps"]]
         grid[0][column].errorbar(rows[axis], rows["qps"], yerr=spread, capsize=3, label="2D", **SERIES[1])
         grid[1][column].plot(rows[axis], rows["between_hosts_bytes"] / 1e6, **SERIES[1])

@@ -3,12 +3,12 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from style import SERIES, TABLES, powers_of_two, save, use_style
+from style import SERIES, powers_of_two, read, save, use_style
 
 
 def modelled(name: str) -> pd.DataFrame:
     """The modelled rows of a table that have a placement."""
-    table = pd.read_csv(TABLES / f"{name}.csv")
+    table = read(name)
     return table[(table["label"] == "modelled") & table["step_ms"].notna()]
 
 
@@ -47,7 +47,7 @@ def draw_imbalance(axes: Axes) -> None:
     for (table, name), style in zip(names.items(), SERIES, strict=False):
         rows = modelled(table)
         axes.plot(rows["num_gpus"], rows["imbalance"], **style, label=name)
-    paper = pd.read_csv(TABLES / "imbalance.csv").query("label == 'paper'")
+    paper = read("imbalance").query("label == 'paper'")
     axes.plot(paper["group_size"], paper["imbalance"], "*", color="0.4", ms=9, label="paper")
     axes.set_ylabel("imbalance of lookups (max / mean)")
     axes.set_title("ctr_like (fitted to N = 64 and 256)", fontsize=8)

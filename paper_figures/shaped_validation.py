@@ -2,14 +2,13 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, needed, read, save, use_style
 
 
 def main() -> None:
     """Draw ``results/tables/shaped_validation.csv``."""
-    table = pd.read_csv(TABLES / "shaped_validation.csv")
+    table = needed(read("shaped_validation"), "layout")
     use_style()
     figure, axes = plt.subplots(figsize=(4.6, 4.2))
     low, high = table["step_ms"].min() / 1.4, table["step_ms"].max() * 1.4

@@ -4,8 +4,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
-from style import TABLES, save, use_style
+from style import needed, read, save, use_style
 
 # Columns of the table, from the bottom of a bar up; greys and hatches tell them apart without colour.
 PARTS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -23,8 +22,9 @@ LAYOUTS = {"full_mp": "full MP", "sparse_2d": "2D"}
 def main() -> None:
     """Draw ``results/tables/exfm_scaling.csv``: two bars for each T, of what a step waits for."""
     use_style()
-    table = pd.read_csv(TABLES / "exfm_scaling.csv")
-    rows = table[(table["label"] == "modelled") & (table["num_gpus"] > 256)].sort_values(["num_gpus", "parallelism"])
+    table = read("exfm_scaling")
+    rows = needed(table[(table["label"] == "modelled") & (table["num_gpus"] > 256)], "modelled row above 256 GPUs")
+    rows = rows.sort_values(["num_gpus", "parallelism"])
     places = rows["num_gpus"].map({size: index for index, size in enumerate(sorted(rows["num_gpus"].unique()))})
     x = (places + np.where(rows["parallelism"] == "full_mp", -0.2, 0.2)).to_numpy()
     figure, axes = plt.subplots(figsize=(6.4, 3.8))

@@ -1,8 +1,8 @@
 """One look for all figures: readable in grey, vector PDF for papers and PNG for pages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -13,6 +13,8 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 FIGURES = Path(__file__).parent
 TABLES = FIGURES.parent / "results" / "tables"
+
+Rows = TypeVar("Rows", bound=Sized)
 
 # Told apart by shape and grey value as well as by hue (Okabe-Ito colours).
 SERIES: list[dict[str, Any]] = [
@@ -30,6 +32,45 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "touch_mean": ("touch_mean", SERIES[3]),
     "merged_gradient": ("merged_gradient", SERIES[4]),
 }
+
+
+class NoFigureError(Exception):
+    """Why there is nothing to draw."""
+
+
+class MissingTableError(NoFigureError):
+    """The table has not been made."""
+
+
+class BadTableError(NoFigureError):
+    """The file is no table."""
+
+
+def read(name: str) -> pd.DataFrame:
+    """The table ``results/tables/<name>.csv``.
+
+    Raises:
+        MissingTableError: if it is not there.
+        BadTableError: if it is empty or damaged.
+    """
+    path = TABLES / f"{name}.csv"
+    try:
+        return pd.read_csv(path)
+    except FileNotFoundError as error:
+        raise MissingTableError(f"it needs results/tables/{path.name}") from error
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise BadTableError(f"results/tables/{path.name} is no table ({str(error).strip()}); make it anew") from error
+
+
+def needed(rows: Rows, what: str) -> Rows:
+    """Rows, or panels, that a figure cannot do without.
+
+    Raises:
+        NoFigureError: if there are none.
+    """
+    if len(rows) == 0:
+        raise NoFigureError(f"its table has no {what}")
+    return rows
 
 
 def rule_of(rows: pd.DataFrame) -> pd.Series:
@@ -99,9 +140,15 @@ def name_points(axes: Axes, x: Iterable[float], y: Iterable[float], names: Itera
         axes.annotate(name, point, place, textcoords="offset points", fontsize=7, ha=align)
 
 
+def pictures(name: str) -> tuple[Path, Path]:
+    """The files of a figure, for papers and for pages."""
+    return FIGURES / f"{name}.pdf", FIGURES / f"{name}.png"
+
+
 def save(figure: Figure, name: str) -> None:
     """Write ``name.pdf`` and ``name.png`` beside the scripts."""
-    figure.savefig(FIGURES / f"{name}.pdf", metadata={"CreationDate": None})
-    figure.savefig(FIGURES / f"{name}.png", metadata={"Software": None})
+    pdf, png = pictures(name)
+    figure.savefig(pdf, metadata={"CreationDate": None})
+    figure.savefig(png, metadata={"Software": None})
     plt.close(figure)
     print(f"figure: paper_figures/{name}.pdf and .png")

@@ -1,8 +1,7 @@
 """Milliseconds and bytes of one averaging against the size of the table: touched rows and all rows."""
 
 import matplotlib.pyplot as plt
-import pandas as pd
-from style import SERIES, TABLES, save, use_style
+from style import SERIES, needed, read, save, use_style
 
 WAYS = {
     "upstream": "all rows, coalesced all-reduce (as upstream)",
@@ -15,8 +14,8 @@ WAYS = {
 def main() -> None:
     """Draw ``results/tables/sync_cost.csv``, a column for each number of ranks."""
     use_style()
-    table = pd.read_csv(TABLES / "sync_cost.csv")
-    ranks = sorted(table["num_ranks"].unique())
+    table = read("sync_cost")
+    ranks = needed(sorted(table["num_ranks"].unique()), "rounds")
     figure, grid = plt.subplots(
         2, len(ranks), figsize=(4.2 * len(ranks), 5.6), squeeze=False, sharex=True, sharey="row"
     )

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, ScalarFormatter
-from style import RULES, TABLES, common_legend, powers_of_two, rule_of, save, seeds_of, use_style
+from style import RULES, common_legend, needed, powers_of_two, read, rule_of, save, seeds_of, use_style
 
 # With c = M, beside moments averaged with the weights (RULES).
 MOMENTS = {
@@ -41,12 +41,13 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
 def main() -> None:
     """Draw ``results/tables/sync_interval.csv``, one panel for each comparison in it."""
     use_style()
-    table = pd.read_csv(TABLES / "sync_interval.csv")
+    table = read("sync_interval")
     parts = [
         rows
         for _, rows in table[table["parallelism"] != "constant"].groupby(["data", "settings", "table_lr"])
         if (rows["parallelism"] == "sparse_2d").any()
     ]
+    needed(parts, "run of 2D")
     figure, grid = plt.subplots(1, len(parts), figsize=(max(6, 4.4 * len(parts)), 4), squeeze=False, sharey=True)
     for axes, rows in zip(grid[0], parts, strict=True):
         draw(axes, rows)

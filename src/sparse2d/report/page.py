@@ -29,7 +29,7 @@ LABELS = {
 # A table by its name, read once; None where there is no such file.
 Tables = Callable[[str], pd.DataFrame | None]
 
-# Stands for a value that a table does not have.
+# Stands for a value that a table does not have, until its text is left out.
 ABSENT = "(not in this table)"
 
 
@@ -48,6 +48,7 @@ class Section:
     Attributes:
         verdict: the claim's, or "not run" if a table is missing, or "not judged" if the tables are of fewer runs.
         unjudged: why there is no verdict on tables that are there; empty else.
+        found: what the claim's runs showed, with the tables' values; empty without a verdict.
     """
 
     claim: Claim
@@ -80,6 +81,9 @@ def _section(claim: Claim, tables: Tables, figures_dir: Path) -> Section:
     is_whole = all(table.rows is not None for table in shown)
     found = _found(claim, tables) if is_whole else ""
     unjudged = _unjudged(claim, tables, found) if is_whole else ""
+    if unjudged:
+        # It was said of the runs of the verdict; what these tables have is below it.
+        found = ""
     pictures = {name: figures_dir / f"{name}.png" for name in claim.figures}
     return Section(
         claim,
