@@ -33,6 +33,15 @@ def test_a_single_job_is_not_run_on_the_login_node(program, tmp_path):
     )
 
 
+def test_a_sweep_where_there_is_no_slurm_is_refused_before_any_job(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = program("train", "-m", "launch=slurm", "seed=0,1", f"results_dir={tmp_path / 'results'}")
+    assert ended.code == 1
+    assert ended.err.startswith("sparse2d.train: error: launch=slurm submits to Slurm, and there is no srun here: ")
+    assert "job 1" not in ended.log
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.slow
 def test_a_preempted_job_goes_on_from_its_newest_checkpoint_and_a_failing_one_is_told(tmp_path, data_dir):  # noqa: F811
     """The same pickled jobs, signals and requeueing as on Slurm, in processes of this machine."""

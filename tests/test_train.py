@@ -340,6 +340,37 @@ def test_a_bug_in_one_rank_ends_all_with_the_first_cause(tmp_path, data_dir):
     assert [exit_codes(file) for file in offline_runs(run_dir)] == [[1]]
 
 
+@pytest.mark.parametrize(("room", "recorded"), [(5000, False), (15_000, True)])
+def test_a_full_disk_ends_a_run_in_one_line_with_or_without_a_record(room, recorded, tmp_path, data_dir):
+    """A limit on the size of each file stands for it: the points of training grow beyond it."""
+    resource = pytest.importorskip("resource")
+    options = [*tiny_overrides(tmp_path, data_dir, LONG), "engine=emulated", "log_every=1", "tracking=none"]
+    with started(*options, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))) as process:
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    *_, before, last = err.splitlines()
+    told = f"File too large; results_dir={tmp_path} must be writable, with room"
+    assert last == f"sparse2d.train: error: {told}"
+    assert "Traceback" not in err
+    (run_dir,) = run_dirs(tmp_path)
+    if recorded:
+        record = read_record(run_dir)
+        assert (record["status"], record["error"]) == ("failed", told)
+    else:
+        assert before == f"no record could be written: {told}"
+        assert not (run_dir / "record.json").exists()
+
+
+def test_results_in_a_file_are_refused(prepared, program):
+    (prepared.parent / "results").touch()
+    ended = run_prepared(program, prepared)
+    assert ended.code == 1
+    assert re.fullmatch(
+        rf"sparse2d.train: error: {prepared.parent}/results/\S+: Not a directory; results_dir=\S+ must be .*\n",
+        ended.err,
+    )
+
+
 @pytest.mark.slow
 def test_signals_end_runs_in_seconds(tmp_path, data_dir):
     """Ctrl-C, which reaches all processes of a terminal, and SIGTERM to the launcher alone; both end a sweep."""

@@ -222,6 +222,5 @@ if __name__ == "__main__":
         print(json.dumps(measured(arguments.measure, arguments.raw, arguments.rows)))
     else:
         result = main(arguments.rows, arguments.rounds, arguments.days_rounds)
-        TABLE.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(TABLE, result.to_csv(index=False, float_format="%.6g"))
         print(result.to_string(index=False))

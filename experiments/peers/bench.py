@@ -121,5 +121,4 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results-dir", type=Path, default=HERE.parents[1] / "results")
     given = parser.parse_args()
-    (given.results_dir / "tables").mkdir(parents=True, exist_ok=True)
     main(given.ranks, given.batch, given.steps, given.rounds, given.results_dir)

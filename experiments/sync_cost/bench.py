@@ -196,6 +196,5 @@ if __name__ == "__main__":
     print("recording and reading touched rows, 26 tables x 8192 lookups, ms a step:", tracked)
     result = main(arguments.sizes, arguments.ranks, arguments.rounds)
     table = arguments.results_dir / "tables" / "sync_cost.csv"
-    table.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(table, result.to_csv(index=False, float_format="%.6g"))
     print(result.to_string(index=False))

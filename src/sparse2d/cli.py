@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from sparse2d.config import conf_dir, register_schemas
-from sparse2d.errors import UserError
+from sparse2d.errors import UserError, refusals_told
 from sparse2d.launch import RanksFailedError
 from sparse2d.preemption import EXIT_CODE, terminate
 
@@ -51,7 +51,8 @@ def run_entry_point(name: str, schema: type[C], task: Callable[[C], object]) -> 
         try:
             refuse_unknown(config, schema, groups_of(name))
             _refuse_single_job_for_a_cluster()
-            return task(OmegaConf.to_object(config))  # type: ignore[arg-type]  # an instance of schema
+            with refusals_told(config.get("results_dir", "results")):
+                return task(OmegaConf.to_object(config))  # type: ignore[arg-type]  # an instance of schema
         except Exception as error:
             # The sweeper tells a failing job of a multirun; of a single run Hydra would print its overrides first.
             if HydraConfig.get().mode is RunMode.MULTIRUN:

@@ -30,7 +30,7 @@ from sparse2d.data.dataset import (
     train_batches,
 )
 from sparse2d.engine import Engine, build_engine
-from sparse2d.errors import UserError
+from sparse2d.errors import UserError, refusals_told
 from sparse2d.frequency import SeenCounts, scores_by_count
 from sparse2d.measuring import Measuring
 from sparse2d.mesh import RankInfo, process_group, rank_from_env
@@ -73,7 +73,7 @@ def run_rank(job: Job) -> dict[str, Any]:
     forget_peak_rss()
     device = choose_device(config.launch.device, rank)
     dataset = open_dataset(job.dataset, config.data.train_rows, config.data.eval_rows, config.data.multi_hot)
-    with process_group(device), ExitStack() as stack:
+    with process_group(device), refusals_told(config.results_dir), ExitStack() as stack:
         engine = build_engine(config, dataset, rank, device)
         seed_rng(config.seed, rank.rank)
         startup_s = time.time() - job.launched_at

@@ -100,7 +100,6 @@ def write_plan(plan: Plan, path: Path) -> None:
     head = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in asdict(plan).items() if name != "tables"]
     tables = ",\n".join(f"  {json.dumps(asdict(table))}" for table in plan.tables)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, "\n".join(["{", *head, ' "tables": [', tables, " ]", "}", ""]))
     except OSError as error:
         raise UserError(f"{path}: the plan cannot be written: {error.strerror or error}") from error

@@ -26,7 +26,7 @@ from sparse2d import __version__
 from sparse2d.config import EngineKind, Timing, TrainConfig
 from sparse2d.data.atomic import replacing
 from sparse2d.environment import found_versions
-from sparse2d.errors import BusyError, UserError
+from sparse2d.errors import BusyError, UserError, refusals_told
 from sparse2d.testbed.description import description_here
 
 SCHEMA = 1
@@ -105,7 +105,8 @@ def seeds_group(config: TrainConfig, data_digest: str) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
+    """Write a whole file or nothing, and the folder it goes to if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(text)
 
@@ -140,7 +141,7 @@ class RunDirectory:
         """The record of a finished run of the same fingerprint, if there is one."""
         try:
             record = json.loads((self.path / "record.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
             return None
         return record if record.get("status") == "completed" else None
 
@@ -157,15 +158,13 @@ class RunDirectory:
             UserError: if the folder cannot be written.
         """
         try:
-            self._begin(is_restart)
+            with refusals_told(self._config.results_dir):
+                self._begin(is_restart)
         except Timeout as error:
             raise BusyError(f"{self.path}: another process is at this run; wait for it, or stop it") from error
-        except OSError as error:
+        except UserError:
             self._lock.release()
-            raise UserError(
-                f"{error.filename or self.path}: {error.strerror or error}; results_dir={self._config.results_dir} "
-                "must be writable, with room"
-            ) from error
+            raise
 
     def _begin(self, is_restart: bool) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -187,6 +186,9 @@ class RunDirectory:
             status: completed, failed or interrupted.
             error: one line, unless completed.
             results: the measured parts (data, eval, train, plan, comms, memory).
+
+        Raises:
+            UserError: if the file cannot be written.
         """
         finished_at = datetime.now(UTC)
         testbed = description_here()
@@ -209,9 +211,11 @@ class RunDirectory:
             "config": plain(self._config),
             **results,
         }
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / "record.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
-        self._lock.release()
+        try:
+            with refusals_told(self._config.results_dir):
+                write_atomically(self.path / "record.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
+        finally:
+            self._lock.release()
         return record
 
 

@@ -52,7 +52,6 @@ def main(config: ReproduceConfig) -> None:
             log.error("%s: failed after %.0f s", place, time.monotonic() - begun)
             failed.append(claim.name)
             continue
-        stamp.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(stamp, json.dumps({"commands": commands, "wall_s": round(time.monotonic() - begun)}) + "\n")
         log.info("%s: done in %.0f s", place, time.monotonic() - begun)
     for command in AFTERWARDS:

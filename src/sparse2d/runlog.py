@@ -38,12 +38,19 @@ def configure_rank_logging(run_dir: Path, is_first: bool) -> None:
     root.setLevel(logging.WARNING)
     ours.setLevel(logging.INFO if is_first else logging.ERROR)
     if is_first:
-        to_file = logging.FileHandler(run_dir / "run.log")
+        to_file = _LogFile(run_dir / "run.log")
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(to_file)
         ours.addHandler(_Terminal())
     else:
         root.addHandler(logging.NullHandler())
+
+
+class _LogFile(logging.FileHandler):
+    """A full disk ends the run in one line; logging would print a traceback for each line that it cannot write."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        raise  # what was caught by the caller
 
 
 class _Terminal(logging.Handler):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sparse2d.errors import UserError
+from sparse2d.errors import refusals_told
 from sparse2d.records import command_words, write_atomically
 
 SCHEMA = 1
@@ -31,6 +31,7 @@ class SweepManifest:
 
     def __init__(self, results_dir: str, experiment: str, jobs: Sequence[Sequence[str]], writes: bool = True) -> None:
         self._writes = writes
+        self._results_dir = results_dir
         digest = hashlib.sha256(json.dumps([sorted(job) for job in jobs]).encode()).hexdigest()[:8]
         self.path = Path(results_dir) / "sweeps" / f"{experiment}-{digest}.json"
         self._content = {
@@ -42,12 +43,7 @@ class SweepManifest:
             {"job": number, "status": "waiting", "error": None, "run": None, "overrides": list(job)}
             for number, job in enumerate(jobs, start=1)
         ]
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._write()
-        except OSError as error:
-            reason = f"{error.filename or self.path}: {error.strerror or error}"
-            raise UserError(f"{reason}; results_dir={results_dir} must be writable, with room") from error
+        self._write()
 
     def set(self, index: int, status: str, error: str | None = None, run: str | None = None) -> None:
         """Say what became of a job.
@@ -67,4 +63,5 @@ class SweepManifest:
         # A job on each line: a sweep of hundreds stays readable, and grep finds the failed ones.
         jobs = ",\n".join(f"  {json.dumps(job)}" for job in self._jobs)
         head = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in self._content.items()]
-        write_atomically(self.path, "\n".join(["{", *head, ' "jobs": [', jobs, " ]", "}", ""]))
+        with refusals_told(self._results_dir):
+            write_atomically(self.path, "\n".join(["{", *head, ' "jobs": [', jobs, " ]", "}", ""]))

@@ -152,10 +152,14 @@ def _record_failure(run: RunDirectory, error: BaseException) -> None:
     if interrupted:
         text = text if isinstance(error, PreemptedError) else _stopped(run)
         log.info(text)
-    run.finish("interrupted" if interrupted else "failed", text, {})
-    if isinstance(error, RanksFailedError) and error.cause.traceback:
-        with (run.path / "run.log").open("a") as file:
-            file.write(f"rank {error.cause.rank}:\n{error.cause.traceback}\n")
+    try:
+        run.finish("interrupted" if interrupted else "failed", text, {})
+        if isinstance(error, RanksFailedError) and error.cause.traceback:
+            with (run.path / "run.log").open("a") as file:
+                file.write(f"rank {error.cause.rank}:\n{error.cause.traceback}\n")
+    except (UserError, OSError) as refused:
+        # What ended the run, maybe a full disk, is told after this.
+        log.error("no record could be written: %s", refused)
 
 
 def _stopped(run: RunDirectory) -> str:
@@ -173,7 +177,11 @@ def _record_failure_of_ranks(run: RunDirectory, error: BaseException, rank: Rank
     leave = threading.Timer(SHUTDOWN_S, os._exit, (error.code if isinstance(error, PreemptedError) else 1,))
     leave.daemon = True
     leave.start()
-    cause = cause_among_ranks(run.failures, error, rank)
+    try:
+        cause = cause_among_ranks(run.failures, error, rank)
+    except OSError:
+        # Nothing can be written there: each rank tells its own error.
+        return
     if cause is None:
         return
     _record_failure(run, error if cause.is_interruption else RanksFailedError(cause))

@@ -5,6 +5,7 @@ Hydra takes plugins from the namespace package ``hydra_plugins`` only, hence the
 
 import logging
 import shlex
+import shutil
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -79,7 +80,8 @@ class UnionSweeper(Sweeper):
         Under torchrun each rank runs all of them, at the same time as the others; the first one speaks and writes.
 
         Raises:
-            UserError: at the end, if a job failed; at once with ``fail_fast=true`` and under torchrun.
+            UserError: if there is no such cluster; at the end, if a job failed, or at once with ``fail_fast=true``
+                and under torchrun.
         """
         jobs = self.jobs(arguments)
         rank = rank_from_env()
@@ -88,6 +90,7 @@ class UnionSweeper(Sweeper):
         for job in jobs:
             # One that does not compose would end the sweep in its middle: refuse it before any job runs.
             self._hydra_context.config_loader.load_sweep_config(self._config, job)
+        self._refuse_missing_cluster()
         manifest = SweepManifest(self._config.results_dir, self._config.experiment, jobs, writes=is_first)
         log.info("%d jobs: %s", len(jobs), manifest.path)
         results = (
@@ -99,6 +102,15 @@ class UnionSweeper(Sweeper):
         if failed:
             raise UserError(f"{len(failed)} of {len(jobs)} jobs failed (job {', '.join(failed)}): {manifest.path}")
         return [results[index] for index in sorted(results)]
+
+    def _refuse_missing_cluster(self) -> None:
+        """Before any job is told of: submitit would say it after all of them."""
+        choices = self._config.hydra.runtime.choices
+        if choices["hydra/launcher"] == "submitit_slurm" and shutil.which("srun") is None:
+            raise UserError(
+                f"launch={choices['launch']} submits to Slurm, and there is no srun here: start it on a login node, or "
+                "leave launch out to run the jobs here"
+            )
 
     def _one_by_one(self, jobs: list[list[str]], manifest: SweepManifest) -> dict[int, JobReturn]:
         """Jobs that another sweep is at come last, so that two of the same kind share the work."""

@@ -188,7 +188,10 @@ class Checkpointer:
     def _failed(self, error: CheckpointException) -> UserError:
         rank, (cause, _) = min(error.failures.items())
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
-        return UserError(f"cannot write the checkpoint of step {self._saving_step}: rank {rank}: {reason}")
+        return UserError(
+            f"cannot write the checkpoint of step {self._saving_step}: rank {rank}: {reason}; {self._folder} must be "
+            "writable, with room"
+        )
 
     def _different(self, step: int) -> frozenset[str]:
         """What differs between the replicas after ``step``."""

@@ -205,7 +205,6 @@ def write_table(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None
     writer.writeheader()
     writer.writerows({name: _shortened(row.get(name)) for name in columns} for row in rows)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.getvalue())
     except OSError as error:
         raise UserError(f"{path}: the table cannot be written: {error.strerror or error}") from error

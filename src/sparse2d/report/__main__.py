@@ -86,7 +86,6 @@ def main(config: ReportConfig) -> None:
         if table.empty:
             continue
         path = results_dir / "tables" / f"{name}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, table, results_dir / "runs")
         shared = SHARED if isinstance(TABLES[name], QpsStudy) else COMPARISON
         show(table, f"{name} ({path})", TABLES[name].caption, shared)
