@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# What a file system refuses for reasons of the user's: no room, no permission, a file where a folder should be, or the reverse.
+# What a file system refuses for reasons of the user's: no room, no permission, a file where a folder should be.
 REFUSALS = {
     errno.ENOSPC,
     errno.EDQUOT,

@@ -19,6 +19,7 @@ from sparse2d.data.prepare import known_table_rows, prepare
 from sparse2d.data.verify import refuse_unsound
 from sparse2d.environment import check_device, check_environment
 from sparse2d.errors import UserError
+from sparse2d.footprint import check_memory
 from sparse2d.launch import SHUTDOWN_S, RanksFailedError, cause_among_ranks, run_ranks
 from sparse2d.mesh import RankInfo, rank_from_env
 from sparse2d.plan import read_plan
@@ -71,6 +72,8 @@ def main(config: TrainConfig) -> str | None:
         refuse_beyond(resumed, num_train_steps(dataset, config.global_batch_size, config.max_steps))
     check_environment()
     check_device(config.launch.device)
+    if is_first:
+        check_memory(config, dataset.num_embeddings, config.launch.num_ranks if rank is None else rank.local_world_size)
     if pinned is not None:
         from sparse2d.planning import plan_here
 

@@ -120,6 +120,11 @@ class TableOptimizer(Enum):
     rowwise_adagrad = "rowwise_adagrad"
     momentum_scaled_rowwise_adagrad = "momentum_scaled_rowwise_adagrad"
 
+    def state_values(self, columns: int) -> int:
+        """Moments of a row of so many columns: fp32 values."""
+        elementwise = {TableOptimizer.sgd: 0, TableOptimizer.adagrad: columns, TableOptimizer.adam: 2 * columns}
+        return elementwise.get(self, 1)
+
 
 class DenseOptimizer(Enum):
     """Optimizer of the data-parallel dense part."""

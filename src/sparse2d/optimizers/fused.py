@@ -54,14 +54,8 @@ def table_sharder(
     return TableSharder(
         fused_params=fused_params(config, num_groups, device) if fused else dict(_LOOKUP_ONLY),
         prepare=lambda kernels: fuse_row_adam(config, kernels) if fused else None,
-        state_bytes_per_row=lambda columns: 4 * _state_values_per_row(config.name, columns),
+        state_bytes_per_row=lambda columns: 4 * config.name.state_values(columns),
     )
-
-
-def _state_values_per_row(optimizer: TableOptimizer, columns: int) -> int:
-    """Moments of a row: fp32 values."""
-    elementwise = {TableOptimizer.sgd: 0, TableOptimizer.adagrad: columns, TableOptimizer.adam: 2 * columns}
-    return elementwise.get(optimizer, 1)
 
 
 def fused_params(config: OptimizerConfig, num_groups: int, device: torch.device) -> dict[str, Any]:
