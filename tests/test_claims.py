@@ -316,7 +316,12 @@ def test_reproduce_runs_the_rest_after_a_failure_and_goes_on_with_what_is_left(c
     assert "[2/3] breaks: done in" in ended.log
     assert (checkout / "log.txt").read_text().split() == ["first", "breaks", "last", "breaks"]
     # Other rows are other commands.
-    assert program("reproduce", "claims=[last]", "data_path=rows.tsv").code == 0
+    assert program("reproduce", "claims=[last]", "data_path=rows.tsv").err == (
+        "sparse2d.reproduce: error: data_path=rows.tsv does not exist; give raw Criteo rows, or leave it out\n"
+    )
+    ended = program("reproduce", "claims=[last]", f"data_path={checkout / 'step.py'}")
+    assert ended.code == 0
+    assert "data_path has no part in it" not in ended.log
     assert (checkout / "log.txt").read_text().split()[-1] == "last"
 
 

@@ -18,7 +18,8 @@ def test_timing_and_profile_add_to_the_record_and_change_no_result(tmp_path, pro
         results = tmp_path / name
         two_d = ["parallelism=sparse_2d", "parallelism.num_groups=2", "tracking.mode=disabled"]
         # 30 steps.
-        assert program("train", *tiny_overrides(results, tmp_path / "rows", 2100), *two_d, *options).code == 0
+        ended = program("train", *tiny_overrides(results, tmp_path / "rows", 2100), *two_d, *options)
+        assert ended.code == 0
         path = only_run(results)
         records[name] = json.loads((path / "record.json").read_text())
     plain, measured = records["plain"], records["measured"]
@@ -36,6 +37,8 @@ def test_timing_and_profile_add_to_the_record_and_change_no_result(tmp_path, pro
     phases = measured["train"]["phases_ms"]
     assert set(phases) == {phase.name for phase in Phase}
     assert all(len(phase["per_rank"]) == 2 for phase in phases.values())
+    averaging = phases["averaging"]["slowest"]["mean"]
+    assert f", averaging {averaging:.3g}" in ended.log.partition("ms of a step, mean on the slowest rank: data ")[2]
     for phase in phases.values():
         assert phase["slowest"]["p50"] == max(rank["p50"] for rank in phase["per_rank"])
     # Phases are all of a step: sums of their fastest and slowest deciles enclose its median.

@@ -31,8 +31,10 @@ def main(config: ReproduceConfig) -> None:
     """Run each claim's commands, unless they ran before; then the tables, the figures and the report.
 
     Raises:
-        UserError: for an unknown claim; at the end, if a command failed.
+        UserError: for an unknown claim, or rows that are not there; at the end, if a command failed.
     """
+    if config.data_path is not None and not Path(config.data_path).exists():
+        raise UserError(f"data_path={config.data_path} does not exist; give raw Criteo rows, or leave it out")
     checkout = claims_file().parents[1]
     claims = _chosen(read_claims(claims_file()), config)
     started, failed = time.monotonic(), []
@@ -46,7 +48,9 @@ def main(config: ReproduceConfig) -> None:
         if scale.testbed and (reason := _no_testbed()) is not None:
             log.warning("%s: left out, %s", place, reason)
             continue
-        log.info("%s: %s (about %g min)", place, claim.title, scale.minutes)
+        has_rows = any("{data}" in command for command in scale.commands)
+        note = "" if config.data_path is None or has_rows else "; data_path has no part in it"
+        log.info("%s: %s (about %g min)%s", place, claim.title, scale.minutes, note)
         begun = time.monotonic()
         if not all(_succeeds(command, checkout) for command in commands):
             log.error("%s: failed after %.0f s", place, time.monotonic() - begun)

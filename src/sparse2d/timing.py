@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -62,3 +63,14 @@ def slowest(ranks: Sequence[Mapping[str, float | None]]) -> dict[str, float | No
     return {
         name: None if value is None else max(rank[name] or 0.0 for rank in ranks) for name, value in ranks[0].items()
     }
+
+
+def phases_told(train: Mapping[str, Any]) -> str | None:
+    """One line on where a step's time went; None if phases were not timed.
+
+    Args:
+        train: that part of a run's record.
+    """
+    phases = {name: of["slowest"]["mean"] for name, of in train.get("phases_ms", {}).items()}
+    shown = [f"{name} {ms:.3g}" for name, ms in phases.items() if ms]
+    return f"ms of a step, mean on the slowest rank: {', '.join(shown)}" if shown else None

@@ -25,6 +25,7 @@ from sparse2d.mesh import RankInfo, rank_from_env
 from sparse2d.plan import read_plan
 from sparse2d.preemption import PreemptedError
 from sparse2d.records import RunDirectory
+from sparse2d.timing import phases_told
 
 log = logging.getLogger("sparse2d.train")
 
@@ -91,8 +92,9 @@ def main(config: TrainConfig) -> str | None:
         raise
     if is_first:
         log.info(_outcome(run.finish("completed", None, results), run.path))
-        if (saved := savings(results["comms"])) is not None:
-            log.info(saved)
+        for line in (phases_told(results["train"]), savings(results["comms"])):
+            if line is not None:
+                log.info(line)
     return str(run.path)
 
 
