@@ -165,6 +165,17 @@ def test_values_that_only_rounding_tells_apart_have_no_spread():
     assert shown["a"].tolist() == ["3.2 +- 0"]
 
 
+def test_large_numbers_are_written_out_and_bytes_have_a_unit():
+    columns = {
+        "table_rows": [40_000_001.0],
+        "rows_per_s": [1_592_801.3],
+        "step_ms": [1321.4],
+        "sent_bytes": [33_900_000.0],
+    }
+    shown = view(pd.DataFrame(columns | {"sent_bytes_std": [42e3]}), TableView("t", {name: name for name in columns}))
+    assert shown.iloc[0].tolist() == ["40000001", "1590000", "1321", "33.9 MB +- 42 KB"]
+
+
 def test_an_entry_with_an_unknown_field_is_refused(tmp_path):
     path = tmp_path / "claims.yaml"
     path.write_text(yaml.safe_dump([dataclasses.asdict(CLAIM) | {"verdikt": "holds"}]))

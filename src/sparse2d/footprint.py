@@ -7,8 +7,8 @@ import psutil
 import torch
 
 from sparse2d.config import Combine, Device, EngineKind, ParallelismKind, TrainConfig
-from sparse2d.data.capacity import size
 from sparse2d.errors import UserError
+from sparse2d.units import size
 
 log = logging.getLogger(__name__)
 

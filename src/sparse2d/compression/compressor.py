@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from sparse2d.data.capacity import size
+from sparse2d.units import size
 
 
 class Compressor(Protocol):

@@ -15,6 +15,7 @@ from sparse2d.data.counting import COUNTING_BYTES, SLOT_BYTES
 from sparse2d.data.criteo import fault
 from sparse2d.data.raw import PIECE_BYTES, read_text
 from sparse2d.errors import UserError
+from sparse2d.units import size
 
 log = logging.getLogger(__name__)
 
@@ -111,12 +112,3 @@ def check(needs: Needs, folder: Path) -> None:
             f"{size(needs.memory)} of memory are needed, {size(free_memory)} are free; lower data.workers or "
             "data.max_table_rows"
         )
-
-
-def size(num_bytes: float) -> str:
-    """Bytes with a unit."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.4g} TB"

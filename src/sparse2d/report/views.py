@@ -10,7 +10,10 @@ import pandas as pd
 from sparse2d.errors import UserError
 from sparse2d.records import write_atomically
 from sparse2d.report.claims import TableView
+from sparse2d.units import size
 
+# Bytes with a unit.
+SIZE = "size"
 # The first pattern that fits a column's name decides how its numbers are written.
 FORMATS = {
     "*gap_pct": "+.2f",
@@ -22,15 +25,19 @@ FORMATS = {
     "auc": ".4f",
     "imbalance*": ".2f",
     "*ratio*": ".3g",
-    "*bytes*": ".3g",
+    "*_bytes*": SIZE,
+    "bytes": SIZE,
     "*_ms": ".3g",
+    "*_ms_modelled": ".3g",
     "ms": ".3g",
     "*qps": ".0f",
     "qps_m*": ".0f",
     "rows_per_s": ".3g",
+    "*share*": ".3g",
+    "steps_per_s": ".3g",
 }
 MISSING = "-"
-# Numbers up to this one are written out.
+# Numbers up to this one are written to the last digit.
 LARGE = 1e6
 
 
@@ -86,9 +93,13 @@ def text(value: object, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     form = next((form for pattern, form in FORMATS.items() if fnmatch.fnmatchcase(column, pattern)), ".6g")
+    if form == SIZE:
+        return size(value)
     shown = format(float(value), form)
-    # Milliseconds, say, are read more easily whole.
-    return format(float(value), ".0f") if "e+" in shown and abs(value) < LARGE else shown
+    if "e+" not in shown:
+        return shown
+    # Rows of a table, or milliseconds, say, are read more easily whole.
+    return format(float(value if abs(value) < LARGE or float(value).is_integer() else shown), ".0f")
 
 
 def _short_names(value: object) -> str:
