@@ -71,7 +71,9 @@ def only_record(results: Path) -> dict:
 @pytest.mark.slow
 def test_ranks_record_the_network_that_they_ran_on(tmp_path):
     """Groups inside hosts: only dense gradients and averaging leave a host."""
-    two_d = ["parallelism=sparse_2d", "parallelism.num_groups=2", "parallelism.replicas=inter_host", "max_steps=10"]
+    # Wide rows: of large messages headers are a small share.
+    two_d = ["parallelism=sparse_2d", "parallelism.num_groups=2", "parallelism.replicas=inter_host"]
+    two_d += ["max_steps=10", "model.embedding_dim=128", "model.dense_arch=[16,128]"]
     code, out = run(*two_hosts(tmp_path, *two_d))
     assert code == 0, out
     record = only_record(tmp_path)
@@ -94,6 +96,10 @@ def test_ranks_record_the_network_that_they_ran_on(tmp_path):
     crossing = comms["dense_bytes_per_step"]["mean"] + 2 * comms["sync_bytes_per_sync"]["mean"]
     assert crossing < links["between_hosts"] < 1.3 * crossing
     assert 2 * comms["lookup_bytes_per_step"]["mean"] < links["inside_host"]
+    # All that two ranks send, of everything that is counted, is what their host's interfaces carried.
+    counted = ("lookup_bytes_per_step", "dense_bytes_per_step", "sync_bytes_per_sync")
+    share = sum(links.values()) / sum(2 * comms[name]["mean"] for name in counted)
+    assert 1 < share < 1.05, share
 
 
 @pytest.mark.slow
