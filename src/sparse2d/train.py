@@ -44,6 +44,9 @@ def main(config: TrainConfig) -> str | None:
     if config.rank_batch_size is not None:
         config.global_batch_size = config.rank_batch_size * config.launch.num_ranks
     is_first = rank is None or rank.is_first
+    if not is_first:
+        # Of what each rank finds alike, one speaks.
+        logging.getLogger("sparse2d").setLevel(logging.ERROR)
     check_train(config)
     is_auto = config.sync.combine is Combine.auto
     settle(config)

@@ -221,6 +221,13 @@ def test_one_label_only_is_refused(config, line, write_lines, label):
         prepare(config(raw), progress=False)
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_label_only_in_the_evaluation_rows_is_told(config, line, write_lines, label, caplog):
+    raw = write_lines([line(row % 2 if row < 12 else label) for row in range(14)])
+    prepare(config(raw), progress=False)
+    assert f"{raw}: all 2 eval rows have label {label}: their NE and AUC are undefined" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

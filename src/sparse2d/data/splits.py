@@ -1,5 +1,6 @@
 """Which rows train, which validate, which test: row ranges over all days in numeric order."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,8 @@ import numpy as np
 from sparse2d.config import DataConfig, SplitKind
 from sparse2d.data.manifest import Day, Split, array_name
 from sparse2d.errors import UserError
+
+log = logging.getLogger(__name__)
 
 _NAMES = ("train", "eval", "test")
 
@@ -110,4 +113,8 @@ def labelled_splits(ranges: Mapping[str, range], days: Sequence[Day], arrays: Pa
             f"{what}: all {train.stop - train.start} training rows have label {int(train.base_rate)}, "
             "so that normalized entropy is undefined; give rows of both labels"
         )
+    for name, split in splits.items():
+        if split.base_rate in (0.0, 1.0):
+            rows, label = split.stop - split.start, int(split.base_rate)
+            log.warning("%s: all %d %s rows have label %d: their NE and AUC are undefined", what, rows, name, label)
     return splits
