@@ -39,7 +39,9 @@ def main() -> None:
     figure, grid = plt.subplots(1, len(panels), figsize=(max(5, 4.6 * len(panels)), 3.6), squeeze=False, sharey=True)
     for axes, rows in zip(grid[0], panels, strict=True):
         draw(axes, rows)
-    grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\n95 % intervals where there are several seeds")
+    grid[0][0].set_ylabel(
+        "NE gap to full MP (%), held-out rows\n95 % intervals where there are several seeds", fontsize=8
+    )
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, "ne_parity")
 

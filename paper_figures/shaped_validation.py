@@ -34,7 +34,7 @@ def main() -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator([200, 300, 500, 1000, 2000]))
+        axis.set_major_locator(FixedLocator([factor * 10**power for power in range(5) for factor in (1, 2, 3, 5)]))
         axis.set_major_formatter(ScalarFormatter())
         axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("step on shaped links (ms, mean; bars: spread of repetitions)")

@@ -39,7 +39,7 @@ def main() -> None:
             axes.set_yscale("log")
     grid[0][0].set_ylabel("ms of one averaging\n(slowest rank, median)")
     grid[1][0].set_ylabel("MB sent by a rank\n(counted on the interface)")
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ranks), fontsize=8)
     save(figure, "sync_cost")
 
 

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator
 from style import RULES, common_legend, needed, powers_of_two, read, rule_of, save, seeds_of, use_style
 
 # With c = M, beside moments averaged with the weights (RULES).
@@ -11,6 +11,8 @@ MOMENTS = {
     "delayed": ("c = M, moments delayed", {"color": "#56B4E9", "marker": "<", "linestyle": ":"}),
     "never": ("c = M, moments never", {"color": "#E69F00", "marker": ">", "linestyle": "--"}),
 }
+
+TICKS = [-5, -2, -1, -0.5, 0, 0.25, 0.5, 0.75, 1, 2, 5, 10, 20, 50, 100, 200]
 
 
 def draw(axes: Axes, rows: pd.DataFrame) -> None:
@@ -33,8 +35,8 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
     powers_of_two(axes, rows["sync_interval"])
     # Near zero linear: the rules differ by hundredths there, and by tens far away.
     axes.set_yscale("symlog", linthresh=1)
-    axes.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1, 2, 5, 10, 20, 50]))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_major_locator(FixedLocator(TICKS))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("K, steps between averagings")
 
 
@@ -51,6 +53,10 @@ def main() -> None:
     figure, grid = plt.subplots(1, len(parts), figsize=(max(6, 4.4 * len(parts)), 4), squeeze=False, sharey=True)
     for axes, rows in zip(grid[0], parts, strict=True):
         draw(axes, rows)
+    # A margin in the axis' own scale would be mostly blank below zero.
+    shown = pd.concat(parts)
+    spread = shown["ne_gap_pct_ci95"].fillna(0)
+    grid[0][0].set_ylim((shown["ne_gap_pct"] - spread).min() - 0.1, (shown["ne_gap_pct"] + spread).max() * 1.2)
     grid[0][0].set_ylabel("NE gap to full MP (%), held-out rows\nlower is better; logarithmic above 1")
     common_legend(figure, grid[0], 3)
     save(figure, "sync_interval")
