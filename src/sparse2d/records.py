@@ -305,6 +305,8 @@ def _git_state() -> dict[str, Any]:
         ).stdout.strip()
 
     try:
-        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
+        # Without refreshing the index, whose lock would stay in the user's way if this process were killed.
+        dirty = bool(git("--no-optional-locks", "status", "--porcelain"))
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": dirty}
     except (OSError, subprocess.SubprocessError):
         return {"git_commit": None, "git_dirty": None}
