@@ -37,6 +37,8 @@ def run_entry_point(name: str, schema: type[C], task: Callable[[C], object]) -> 
     _log_to_stderr()
     # Hydra would print its own, longer story and exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Records and wandb ask git for the checkout's state; killed meanwhile, they must not leave its index locked.
+    os.environ["GIT_OPTIONAL_LOCKS"] = "0"
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, _interrupt_once)
     # argparse refuses overrides on both sides of a flag: -m goes first.

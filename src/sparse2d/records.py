@@ -305,8 +305,6 @@ def _git_state() -> dict[str, Any]:
         ).stdout.strip()
 
     try:
-        # Without refreshing the index, whose lock would stay in the user's way if this process were killed.
-        dirty = bool(git("--no-optional-locks", "status", "--porcelain"))
-        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": dirty}
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return {"git_commit": None, "git_dirty": None}
