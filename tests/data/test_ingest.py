@@ -541,7 +541,8 @@ def test_rows_are_estimated_from_the_first_lines(tmp_path, line, end):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_days(tmp_path, config):
+@pytest.mark.parametrize("ids", [IdMapping.hash, IdMapping.contiguous])
+def test_memory_does_not_grow_with_the_days(ids, tmp_path, config):
     synthetic = SyntheticConfig(rows=40_000, vocabulary_scale=0.1)
     write_raw(tmp_path / "day", tmp_path / "logits.npy", synthetic, config().table_rows)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -554,7 +555,7 @@ def test_memory_does_not_grow_with_the_days(tmp_path, config):
         for day in range(days):
             os.link(tmp_path / "day", raw / f"day_{day}")
         pickled = tmp_path / "options.pickle"
-        pickled.write_bytes(pickle.dumps(config(raw, workers=2)))
+        pickled.write_bytes(pickle.dumps(config(raw, workers=2, ids=ids)))
         command = [sys.executable, "-c", f"{PREPARE}\n{show}", str(pickled)]
         done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
         peaks[days] = int(done.stdout.split()[-1])
