@@ -19,6 +19,15 @@ def assert_one_line(ended, name, text):
     assert text in ended.err
 
 
+@pytest.mark.parametrize("name", ["train", "simulate", "preprocess", "reproduce", "checkpoint", "testbed"])
+def test_help_imports_nothing_heavy(name):
+    command = [sys.executable, "-X", "importtime", "-m", f"sparse2d.{name}", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
+    imported = {line.rpartition("|")[2].strip() for line in told.splitlines()}
+    assert "argparse" in imported
+    assert not imported & {"torch", "torchrec", "fbgemm_gpu", "pandas", "matplotlib", "wandb", "sklearn"}
+
+
 def test_ranks_that_torchrun_did_not_start_are_refused(refused, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

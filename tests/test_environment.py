@@ -133,9 +133,10 @@ def test_a_mismatch_names_the_versions_wanted_and_found(source, tmp_path):
     assert re.search(rf"error: FBGEMM does not work here: wanted {triple}; found {triple}; install with", done.stderr)
 
 
-def test_training_checks_the_environment_before_it_starts_ranks(tmp_path):
+@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+def test_training_checks_the_environment_before_it_starts_ranks(error, tmp_path):
     options = ["data.synthetic.rows=1400", "global_batch_size=64", f"results_dir={tmp_path / 'results'}"]
-    done = run_with_broken_fbgemm(tmp_path, "raise ImportError('symbol')", "sparse2d.train", *options)
+    done = run_with_broken_fbgemm(tmp_path, f"raise {error}('symbol')", "sparse2d.train", *options)
     assert done.returncode == 1
     *_, last = done.stderr.splitlines()
     assert last.startswith("sparse2d.train: error: FBGEMM does not work here: wanted torch ")

@@ -325,6 +325,22 @@ def test_a_prepared_folder_trains_like_the_rows_it_was_made_from(prepared, progr
     assert not (run_dir / "wandb").exists()
 
 
+def test_the_launcher_leaves_torchrec_to_its_ranks(tmp_path, data_dir):
+    source = f"""
+import sys
+from sparse2d import cli, config, train
+
+sys.argv[1:] = {tiny_overrides(tmp_path, data_dir)}
+cli.run_entry_point("train", config.TrainConfig, train.main)
+print(*sys.modules)
+"""
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
+    assert {"torch", "fbgemm_gpu"} < set(done.stdout.split())
+    assert "torchrec" not in done.stdout.split()
+
+
 def test_a_bug_in_one_rank_ends_all_with_the_first_cause(tmp_path, data_dir):
     command = [sys.executable, failing_run.__file__, *tiny_overrides(tmp_path, data_dir)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 
 import psutil
-import torch
 
 from sparse2d.config import Combine, Device, EngineKind, ParallelismKind, TrainConfig
 from sparse2d.errors import UserError
@@ -41,6 +40,9 @@ def check_memory(config: TrainConfig, num_embeddings: Sequence[int], local_world
     Raises:
         UserError: if the tables leave this host no free memory.
     """
+    # Heavy; an entry point that only prints help must not pay for it.
+    import torch
+
     if config.launch.device is not Device.cpu and torch.cuda.is_available():
         return
     needed, free = table_bytes(config, num_embeddings, local_world_size), psutil.virtual_memory().available

@@ -33,8 +33,6 @@ from sparse2d.preemption import STOP_FILE, PreemptedError, terminate
 
 T = TypeVar("T")
 
-# What the fork server imports before the first rank is forked.
-PRELOAD = ["torch", "torch.distributed.tensor", "torchrec", "fbgemm_gpu", "wandb", "sparse2d.loop"]
 # gloo's and NCCL's errors on the surviving ranks are consequences, never the cause.
 PEER_LOSS = (
     "Connection closed by peer",
@@ -129,9 +127,7 @@ def run_ranks(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    _start_fork_server()
-    # gloo announces each connection on stderr.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    start_fork_server()
     # The agent and the process pool report each lost rank in a dozen lines; the root cause is told here, once.
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -207,9 +203,14 @@ def _scratch_folder() -> Iterator[Path]:
         yield Path(scratch)
 
 
-def _start_fork_server() -> None:
-    """Start the fork server unless it runs; Ctrl-C, which reaches the whole terminal group, is not its business."""
-    multiprocessing.set_forkserver_preload(PRELOAD)
+def start_fork_server() -> None:
+    """Start the fork server unless it runs, without waiting for what it imports: called early, that costs no time.
+
+    Ctrl-C, which reaches the whole terminal group, is not its business.
+    """
+    # gloo announces each connection on stderr.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    multiprocessing.set_forkserver_preload(["sparse2d.preload"])
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()

@@ -5,8 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from sparse2d.data.dataset import (
 from sparse2d.engine import Engine, build_engine
 from sparse2d.errors import UserError, refusals_told
 from sparse2d.frequency import SeenCounts, scores_by_count
+from sparse2d.job import Job
 from sparse2d.measuring import Measuring
 from sparse2d.mesh import RankInfo, process_group, rank_from_env
 from sparse2d.metrics import Metrics, evaluate_logits, normalized_entropy
@@ -45,18 +45,6 @@ log = logging.getLogger(__name__)
 WARMUP_STEPS = 10
 # Of a rank, that its loader thread hands over together.
 PREFETCHED_ROWS = 8192
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the launcher gives to every rank."""
-
-    config: TrainConfig
-    dataset: Path
-    run_dir: Path
-    fingerprint: str
-    # Wall clock, in seconds, when the launcher started the ranks.
-    launched_at: float
 
 
 def run_rank(job: Job) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from sparse2d.data.verify import refuse_unsound
 from sparse2d.environment import check_device, check_environment
 from sparse2d.errors import UserError
 from sparse2d.footprint import check_memory
-from sparse2d.launch import SHUTDOWN_S, RanksFailedError, cause_among_ranks, run_ranks
+from sparse2d.job import Job, run_job
+from sparse2d.launch import SHUTDOWN_S, RanksFailedError, cause_among_ranks, run_ranks, start_fork_server
 from sparse2d.mesh import RankInfo, rank_from_env
 from sparse2d.plan import read_plan
 from sparse2d.preemption import PreemptedError
@@ -74,6 +75,8 @@ def main(config: TrainConfig) -> str | None:
         return str(run.path)
     if resumed is not None and (config.rerun or not checkpoints_in(run.checkpoints)):
         refuse_beyond(resumed, num_train_steps(dataset, config.global_batch_size, config.max_steps))
+    if rank is None:
+        start_fork_server()
     check_environment()
     check_device(config.launch.device)
     if is_first:
@@ -137,15 +140,12 @@ def _dataset(config: TrainConfig, show_progress: bool) -> Dataset:
 
 def _run(config: TrainConfig, dataset: Dataset, run: RunDirectory) -> dict[str, Any]:
     """The measured parts of the record, from ranks started here or, under torchrun, as one of them."""
-    # Imports TorchRec, which an entry point that only prints help must not pay for.
-    from sparse2d.loop import Job, run_rank
-
     job = Job(config, dataset.path.resolve(), run.path.resolve(), run.fingerprint, time.time())
     if rank_from_env() is not None:
-        return run_rank(job)
+        return run_job(job)
     saves = config.checkpoint.interval is not None
     return run_ranks(
-        run_rank,
+        run_job,
         job,
         num_ranks=config.launch.num_ranks // config.ranks_per_process,
         max_restarts=config.launch.max_restarts,
